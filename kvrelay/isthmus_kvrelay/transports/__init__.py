@@ -1,0 +1,1 @@
+"""How chunks travel between relays: one port, tcp and shm behind it."""

@@ -1,0 +1,1 @@
+"""The front doors (HTTP and NATS) and the request saga."""

@@ -1,0 +1,1 @@
+"""Registry of the cluster and choice of routes."""

@@ -1,0 +1,1 @@
+"""What both workers stand on: engine host, relay attachment, heartbeats, step events."""

@@ -1,0 +1,1 @@
+"""The bus port, its NATS adapter and its in-memory one."""

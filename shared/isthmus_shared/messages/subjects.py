@@ -1,0 +1,50 @@
+"""The subjects, in one place. Everything of Isthmus' own begins with `isthmus.v1.`."""
+
+from __future__ import annotations
+
+from isthmus_shared.ids import IngressId, WorkerId
+
+ROOT = "isthmus.v1"
+
+ROUTE = f"{ROOT}.planner.route"
+"""RouteRequest → RouteReply; queue group `planner`."""
+VIEW = f"{ROOT}.planner.view"
+"""ViewRequest → ClusterView; queue group `planner`."""
+PLANNER_QUEUE = "planner"
+
+HEARTBEAT_WORKER = f"{ROOT}.heartbeat.worker"
+HEARTBEAT_RELAY = f"{ROOT}.heartbeat.relay"
+HEARTBEAT_INGRESS = f"{ROOT}.heartbeat.ingress"
+HEARTBEAT_PLANNER = f"{ROOT}.heartbeat.planner"
+WORKER_LOST = f"{ROOT}.event.worker_lost"
+"""WorkerLost, published by the relay whose client vanished (or by a worker that leaves)."""
+
+API_CHAT = f"{ROOT}.api.chat.completions"
+API_COMPLETIONS = f"{ROOT}.api.completions"
+API_MODELS = f"{ROOT}.api.models"
+API_QUEUE = "ingress"
+
+
+def worker_prefill(worker: WorkerId) -> str:
+    """SubmitPrefill → SubmitReply."""
+    return f"{ROOT}.worker.{worker}.prefill.submit"
+
+
+def worker_decode(worker: WorkerId) -> str:
+    """SubmitDecode → SubmitReply."""
+    return f"{ROOT}.worker.{worker}.decode.submit"
+
+
+def worker_start(worker: WorkerId) -> str:
+    """StartDecode → Ack."""
+    return f"{ROOT}.worker.{worker}.decode.start"
+
+
+def worker_cancel(worker: WorkerId) -> str:
+    """Cancel → Ack."""
+    return f"{ROOT}.worker.{worker}.cancel"
+
+
+def ingress_events(ingress: IngressId, incarnation: str) -> str:
+    """StepEvents, from every worker that serves one of that ingress' requests."""
+    return f"{ROOT}.ingress.{ingress}.{incarnation}.events"

@@ -1,0 +1,181 @@
+"""Work: what an ingress asks of workers, and what they answer.
+
+A request's parties speak in this order (disaggregated):
+
+    ingress → prefill   SubmitPrefill        ← SubmitReply (ticket: where the KV will be)
+    ingress → decode    SubmitDecode(ticket) ← SubmitReply
+    prefill → ingress   StepEvents: first token, finish HANDOFF
+    ingress → decode    StartDecode(first token)
+    decode  → ingress   StepEvents: tokens … finish
+    ingress → any       Cancel, at any time
+
+Every message names the attempt (`generation`) and the life of the process it is meant for (`incarnation`).
+Durations travel, never instants: clocks differ between nodes.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from isthmus_shared.errors import Fault
+from isthmus_shared.ids import Generation, Incarnation, NodeId, RequestId, TransferId, WorkerId
+from isthmus_shared.kv.manifest import KvManifest
+from isthmus_shared.messages.base import WireMessage
+
+MAX_TOP_LOGPROBS = 20  # OpenAI's limit
+MAX_STOP_TOKEN_IDS = 64
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class Part(BaseModel):
+    """Base of what messages are made of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """End-of-sequence token or a stop token id. (Stop *strings* are the ingress' work: text does not travel.)"""
+    LENGTH = "length"
+    HANDOFF = "handoff"
+    """Prefill's part is over; the sequence goes on elsewhere."""
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class SamplingParams(Part):
+    """How to choose tokens. A pure function of these, the output index, the output so far and the logits."""
+
+    max_tokens: int = Field(gt=0)
+    """Tokens of output in all, those of earlier attempts (`output_offset`) included."""
+    temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    """0 keeps all."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    seed: int = Field(default=0, ge=0, lt=2**64)
+    """Always given by the ingress (drawn there if the client gave none)."""
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    """None: no logprobs. k: the chosen token's logprob and the k most likely ones (of the unmodified distribution)."""
+
+
+class TokenLogprob(Part):
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob), most likely first."""
+
+
+class RelayRef(Part):
+    """Where a node's relay is reached by other relays."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    address: str
+    """host:port of its TCP lane listener."""
+
+
+class KvTicket(Part):
+    """What the decode side needs to fetch one transfer's KV."""
+
+    transfer_id: TransferId
+    generation: Generation = Field(gt=0)
+    source: RelayRef
+    manifest: KvManifest
+
+
+class WorkerRef(Part):
+    worker_id: WorkerId
+    incarnation: Incarnation
+    node_id: NodeId
+
+
+class _Work(WireMessage):
+    request_id: RequestId
+    generation: Generation = Field(gt=0)
+    incarnation: Incarnation
+    """The life of the worker this is meant for; another life answers `stale_party`."""
+
+
+class SubmitPrefill(_Work):
+    KIND: ClassVar[str] = "submit_prefill"
+
+    transfer_id: TransferId
+    events_subject: str
+    token_ids: tuple[TokenId, ...] = Field(min_length=1)
+    output_offset: int = Field(default=0, ge=0)
+    sampling: SamplingParams
+    deadline_s: float = Field(gt=0)
+    """From receipt to the end of the transfer; then everything held for it is freed."""
+
+
+class SubmitDecode(_Work):
+    KIND: ClassVar[str] = "submit_decode"
+
+    events_subject: str
+    token_ids: tuple[TokenId, ...] = Field(min_length=1)
+    output_offset: int = Field(default=0, ge=0)
+    sampling: SamplingParams
+    ticket: KvTicket | None = None
+    """None: aggregated; the worker prefills the prompt itself and no StartDecode follows."""
+    transfer_deadline_s: float = Field(gt=0)
+    """From receipt to committed KV and first token (ticket given), else unused."""
+
+
+class SubmitReply(WireMessage):
+    """Accepted (no fault), with the ticket when it was a prefill; or refused, and nothing is held."""
+
+    KIND: ClassVar[str] = "submit_reply"
+
+    ticket: KvTicket | None = None
+    fault: Fault | None = None
+
+
+class StartDecode(_Work):
+    KIND: ClassVar[str] = "start_decode"
+
+    first_token_id: TokenId
+
+
+class Cancel(_Work):
+    """End whatever this worker holds for the request (sequence, sink, source, staged KV). Always acknowledged."""
+
+    KIND: ClassVar[str] = "cancel"
+
+    reason: Literal["client_gone", "finished", "replanned", "deadline"] = "client_gone"
+
+
+class Ack(WireMessage):
+    KIND: ClassVar[str] = "ack"
+
+    fault: Fault | None = None
+
+
+class SequenceEvent(Part):
+    """One step's effect on one sequence, as in `engines.port.SequenceOutput`."""
+
+    request_id: RequestId
+    generation: Generation
+    output_index: int = Field(ge=0)
+    token_ids: tuple[TokenId, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish: FinishReason | None = None
+    fault: Fault | None = None
+    cached_tokens: int = 0
+
+
+class StepEvents(WireMessage):
+    """One message per step and ingress. `output_index` lets the ingress see a gap or a duplicate in any stream."""
+
+    KIND: ClassVar[str] = "step_events"
+
+    worker: WorkerRef
+    events: tuple[SequenceEvent, ...] = Field(min_length=1)
