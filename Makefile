@@ -9,7 +9,7 @@ TORCH_INDEX_URL ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status chat test test-fast lint types format schemas docs bench clean check-python
+.PHONY: help up down status chat test test-fast lint types format schemas sim bench clean check-python
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -51,8 +51,11 @@ schemas: $(VENV)/.dev  ## write schemas/ and docs/configuration.md anew from the
 	@$(BIN)/python tools/gen_schemas.py
 	@$(BIN)/python tools/gen_config_docs.py
 
+sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/sim $(ARGS)
+
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.main_job $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
