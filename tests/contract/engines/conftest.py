@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine_harness import Harness, Make, running
 from isthmus_shared.engines.config import EngineConfig, EngineKind, SimConfig, SimCosts
 from isthmus_shared.engines.factory import create_engine
 from isthmus_shared.engines.reference.checkpoint import ensure_tiny_checkpoint
+from isthmus_testing.engines import Harness, Make, running
 
 FORMS = {
     "reference-nhd": (EngineKind.REFERENCE, "nhd:16:fp32"),

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from engine_harness import Harness, Make, ask, assert_same_output, hand_over, prompt_of
 from isthmus_shared.engines.kv_memory import MemoryKvSink, MemoryKvTransfer
 from isthmus_shared.errors import Draining, PartyLost
 from isthmus_shared.ids import RequestId
 from isthmus_shared.messages.work import FinishReason
+from isthmus_testing.engines import Harness, Make, ask, assert_same_output, hand_over, prompt_of
 
 LOST = PartyLost("the peer's relay is gone").to_fault()
 

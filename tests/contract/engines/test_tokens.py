@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from engine_harness import Make, ask, assert_same_output, hand_over, prompt_of
 from isthmus_shared.errors import ContextTooLong, InvalidRequest, ManifestMismatch, NoCapacity
 from isthmus_shared.messages.work import FinishReason
+from isthmus_testing.engines import Make, ask, assert_same_output, hand_over, prompt_of
 
 PROMPTS = (1, 15, 16, 17, 63, 64, 65, 300, 1000)
 PAIRS = (

@@ -134,8 +134,7 @@ def _tensors(size: TinySize, vocab_size: int) -> dict[str, npt.NDArray[np.float1
 
     def normal(rows: int, columns: int, gain: float = 1.0) -> npt.NDArray[np.float16]:
         scale = gain / columns**0.5
-        drawn = np.asarray(random.standard_normal((rows, columns)) * scale, dtype=np.float16)
-        return drawn
+        return np.asarray(random.standard_normal((rows, columns)) * scale, dtype=np.float16)
 
     hidden, q_size, kv_size = size.hidden, size.heads * size.head_dim, size.kv_heads * size.head_dim
     ones = np.ones(hidden, dtype=np.float16)
