@@ -39,7 +39,7 @@ class ServiceConfig(BaseModel):
     nats_url: str = Field(
         default="nats://127.0.0.1:4222",
         pattern=r"^(nats|tls)://\S+$",
-        description="The bus server",
+        description="The bus server; `NATS_URL` is read when this is not set",
         json_schema_extra={"secret": "userinfo", "allowed": "nats://[user:password@]host:port or tls://…"},
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged")
