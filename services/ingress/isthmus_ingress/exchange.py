@@ -19,7 +19,7 @@ from isthmus_ingress.prepare import Prepared
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import ClientGone, Deliver, End, StopFound
 from isthmus_ingress.text import Tokenizer
-from isthmus_shared.errors import Cancelled
+from isthmus_shared.errors import Cancelled, IsthmusError
 from isthmus_shared.ids import RequestId, TransferId, new_id
 
 
@@ -61,12 +61,17 @@ class Exchange:
         silent = frozenset(token for params in prepared.sampling for token in params.stop_token_ids)
         self.choices = [
             Choice(
-                index, index // prepared.choices_per_prompt, tokenizer.detokenizer(), StopScanner(prepared.stops), silent
+                index,
+                index // prepared.choices_per_prompt,
+                tokenizer.detokenizer(),
+                StopScanner(prepared.stops),
+                silent,
             )
             for index in range(len(prepared.sampling))
         ]
         self._cached = [0] * len(prepared.prompts)
         self._open = len(self.choices)
+        self._outcome: str | None = None
         deadline_s = received_s + limits.request_timeout_s
         self._sagas = [self._saga(choice, deps, deadline_s, limits.attempts) for choice in self.choices]
 
@@ -105,6 +110,8 @@ class Exchange:
         when the client has gone."""
         items = await self.outbox.take()
         if self.outbox.closed:
+            self._outcome = "client_gone"
+            self._metrics.cancellations.inc()
             raise Cancelled("the client left")
         updates: list[Update] = []
         for index, effect in items:
@@ -115,12 +122,19 @@ class Exchange:
                 self._take(choice, effect, updates)
             elif type(effect) is End:
                 if effect.error is not None or effect.finish is None:
-                    raise effect.error or Cancelled("the request ended without a reason")
+                    raise self._failed(effect.error)
                 text = choice.end(effect.finish)
                 assert choice.finish is not None
                 updates.append((choice, Finished(text, choice.finish)))
                 self._open -= 1
         return updates
+
+    def _failed(self, error: IsthmusError | None) -> IsthmusError:
+        if error is None or (isinstance(error, Cancelled) and not self.outbox.closed):
+            # Only a reader too far behind is cancelled from here while it is still connected.
+            error = Cancelled("the client does not read its answer")
+        self._outcome = error.code
+        return error
 
     def _take(self, choice: Choice, deliver: Deliver, updates: list[Update]) -> None:
         piece = choice.take(deliver)
@@ -144,9 +158,11 @@ class Exchange:
         self._metrics.tokens_out.inc(tokens)
 
     def close(self) -> None:
-        """Nobody waits any more: what is still running is cancelled. Idempotent; call once after `start`."""
+        """Nobody waits any more: what is still running is cancelled. Call once after `start`."""
         for saga in self._sagas:
             if not saga.saga.over:
                 saga.feed(ClientGone())
+        outcome = self._outcome or ("ok" if self.finished else "client_gone")
+        self._metrics.requests.labels("chat" if self.prepared.chat else "completions", outcome).inc()
         self._metrics.requests_running.dec()
         self._metrics.request_e2e_seconds.observe(self._loop.time() - self._received_s)

@@ -58,6 +58,9 @@ class Preparer:
 
     async def chat(self, body: Mapping[str, Any], model: Model) -> Prepared:
         request = parse_chat(body)
+        return self._prepared(request, model, (Prompt(await self._render(request), ""),))
+
+    async def _render(self, request: ChatRequest) -> tuple[int, ...]:
         template = self.text.chat_template
         if template is None:
             why = "its folder holds no chat template"
@@ -66,8 +69,14 @@ class Preparer:
         if request.add_generation_prompt is not None:
             options["add_generation_prompt"] = request.add_generation_prompt
         said = template.render([message.as_template_input() for message in request.messages], options)
-        token_ids = await self._encode(said, special=False, param="messages")
-        return self._prepared(request, model, (Prompt(token_ids, ""),))
+        return await self._encode(said, special=False, param="messages")
+
+    async def tokenize(self, body: Mapping[str, Any]) -> tuple[int, ...]:
+        """Token ids of a chat's `messages` or of one `prompt`."""
+        if "messages" in body:
+            return await self._render(parse_chat(body))
+        request = parse_completion(body)
+        return (await self._prompt(request.prompts[0], request)).token_ids
 
     async def completion(self, body: Mapping[str, Any], model: Model) -> Prepared:
         request = parse_completion(body)
@@ -82,7 +91,9 @@ class Preparer:
         unknown = next((token for token in prompt if token >= tokenizer.vocab_size), None)
         if unknown is not None:
             why = f"the vocabulary ends at {tokenizer.vocab_size - 1}"
-            raise InvalidRequest(f"prompt holds token id {unknown}, which the model does not know", why=why, param="prompt")
+            raise InvalidRequest(
+                f"prompt holds token id {unknown}, which the model does not know", why=why, param="prompt"
+            )
         return Prompt(tuple(prompt), tokenizer.decode(prompt) if request.echo else "")
 
     async def _encode(self, text: str, *, special: bool, param: str) -> tuple[int, ...]:
@@ -159,7 +170,9 @@ def _max_tokens(request: AnyRequest, model: Model, prompt_tokens: int) -> int:
             param=field,
         )
     wanted = request.wanted_tokens
-    named = "max_completion_tokens" if isinstance(request, ChatRequest) and request.max_completion_tokens else "max_tokens"
+    named = (
+        "max_completion_tokens" if isinstance(request, ChatRequest) and request.max_completion_tokens else "max_tokens"
+    )
     if wanted is None:
         return room
     if wanted > room and named in request.model_fields_set:

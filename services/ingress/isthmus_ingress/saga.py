@@ -16,8 +16,8 @@ Rules that hold whatever the order of events:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
+from isthmus_ingress.saga_parties import Attempt, Ended, Party
 from isthmus_ingress.saga_types import (
     Answered,
     AskRoute,
@@ -54,53 +54,17 @@ from isthmus_shared.errors import (
 )
 from isthmus_shared.ids import Generation, Incarnation
 from isthmus_shared.messages.health import Role
-from isthmus_shared.messages.route import Mode, Route
+from isthmus_shared.messages.route import Mode
 from isthmus_shared.messages.work import FinishReason, KvTicket, SequenceEvent, WorkerRef
 
 ROUTE_RETRY_S = 0.5
-"""Wait before a re-plan asks for a route again after the planner had none: one heartbeat, so that its view has moved."""
+"""Wait before a re-plan asks for a route again after the planner had none: one heartbeat, so that its view moves."""
 MIN_DEADLINE_S = 0.001
 """Workers are never given less: their messages want a positive time, and our own deadline ends the request anyway."""
 MAX_EXCLUDED = 64
 """As many lives as RouteRequest carries."""
 
 _OVER = (SagaState.DONE, SagaState.FAILED)
-
-
-class _Ended(Enum):
-    """Why a party holds nothing for us any more."""
-
-    TERMINAL = "its own terminal event"
-    REFUSED = "it refused, or nobody listened"
-    GONE = "it died"
-    CONSUMED = "decode has the KV"
-    CANCELLED = "we cancelled it"
-
-
-@dataclass(slots=True)
-class _Party:
-    role: Role
-    worker: WorkerRef
-    generation: Generation
-    heard: bool = False
-    """It has sent tokens."""
-    handed_off: bool = False
-    """Prefill: its KV is sealed; only staged bytes are left to free."""
-    ended: _Ended | None = None
-    reason: CancelReason = "finished"
-
-
-@dataclass(slots=True)
-class _Attempt:
-    route: Route
-    submitted_at_s: float
-    offset: int
-    """Output tokens that were already delivered when it began."""
-    parties: dict[Role, _Party]
-    ticket: KvTicket | None = None
-    first_token_at_s: float | None = None
-    decode_accepted: bool = False
-    start_sent: bool = False
 
 
 @dataclass(slots=True)
@@ -111,14 +75,14 @@ class Saga:
     deadline_s: float
     max_attempts: int
     state: SagaState = SagaState.QUEUED
-    generation: Generation = Generation(0)
+    generation: Generation = field(default=Generation(0))
     output: list[int] = field(default_factory=list)
     excluded: list[Incarnation] = field(default_factory=list)
     error: IsthmusError | None = None
     wake_at_s: float = 0.0
     """When a Tick is due unless an event moves it."""
-    _attempt: _Attempt | None = None
-    _parties: dict[tuple[Generation, Role], _Party] = field(default_factory=dict)
+    _attempt: Attempt | None = None
+    _parties: dict[tuple[Generation, Role], Party] = field(default_factory=dict)
     _gone: dict[Incarnation, WorkerGone] = field(default_factory=dict)
     _last_token_at_s: float = 0.0
     _retry_route_at_s: float | None = None
@@ -129,7 +93,8 @@ class Saga:
         return self.state in _OVER
 
     def handle(self, event: Event, *, now_s: float) -> list[Effect]:
-        self._effects = effects = []
+        effects: list[Effect] = []
+        self._effects = effects
         match event:
             case Output():
                 self._on_output(event, now_s)
@@ -171,7 +136,7 @@ class Saga:
             self._fail(ProtocolViolation("a disaggregated route names no prefill worker"), "replanned")
             return
         self.state = SagaState.PREFILLING
-        self._attempt = _Attempt(route=route, submitted_at_s=now_s, offset=len(self.output), parties={})
+        self._attempt = Attempt(route=route, submitted_at_s=now_s, offset=len(self.output), parties={})
         # One worker in both roles is an aggregated request: it would only send itself its own KV.
         if prefill is not None and prefill.incarnation != route.decode.incarnation:
             self._submit(Role.PREFILL, prefill, None, now_s)
@@ -184,7 +149,7 @@ class Saga:
     def _submit(self, role: Role, worker: WorkerRef, ticket: KvTicket | None, now_s: float) -> None:
         assert self._attempt is not None
         limits = self._attempt.route.deadlines
-        party = _Party(role, worker, self.generation)
+        party = Party(role, worker, self.generation)
         self._attempt.parties[role] = self._parties[self.generation, role] = party
         left_s = max(self.deadline_s - now_s, MIN_DEADLINE_S)
         deadline_s = min(max(limits.ttft_s, limits.transfer_s), left_s)
@@ -209,7 +174,7 @@ class Saga:
         if party is None:
             return
         if event.error is None:
-            if party.ended is _Ended.CANCELLED:
+            if party.ended is Ended.CANCELLED:
                 if event.call is not Call.START:
                     self._effects.append(SendCancel(party.worker, party.generation, party.reason))
             elif self._current(party):
@@ -219,7 +184,7 @@ class Saga:
         if party.ended is not None or (silent and party.heard):
             return  # its tokens are answer enough
         if not silent and event.call is not Call.START:
-            party.ended = _Ended.REFUSED
+            party.ended = Ended.REFUSED
         if self._current(party):
             self._fail_attempt(event.error, party.worker.incarnation, now_s)
 
@@ -237,7 +202,7 @@ class Saga:
             attempt.decode_accepted = True
         self._advance(attempt, now_s)
 
-    def _advance(self, attempt: _Attempt, now_s: float) -> None:
+    def _advance(self, attempt: Attempt, now_s: float) -> None:
         """Ask decode for room as soon as there is a ticket, and start it as soon as there is a first token, too."""
         prefill, decode = attempt.parties.get(Role.PREFILL), attempt.parties.get(Role.DECODE)
         if prefill is None:
@@ -273,7 +238,7 @@ class Saga:
         if not self.over and attempt is self._attempt:
             self._advance(attempt, now_s)
 
-    def _take(self, seq: SequenceEvent, known: int, attempt: _Attempt, party: _Party, now_s: float) -> None:
+    def _take(self, seq: SequenceEvent, known: int, attempt: Attempt, party: Party, now_s: float) -> None:
         room = self.max_tokens - len(self.output)
         new = seq.token_ids[known : known + room] if known or len(seq.token_ids) > room else seq.token_ids
         logprobs = seq.logprobs[known : known + room] if seq.logprobs is not None else None
@@ -287,19 +252,19 @@ class Saga:
         if party.role is Role.DECODE:
             prefill = attempt.parties.get(Role.PREFILL)
             if prefill is not None and prefill.ended is None:
-                prefill.ended = _Ended.CONSUMED
+                prefill.ended = Ended.CONSUMED
 
-    def _on_finish(self, seq: SequenceEvent, attempt: _Attempt, party: _Party, now_s: float) -> None:
+    def _on_finish(self, seq: SequenceEvent, attempt: Attempt, party: Party, now_s: float) -> None:
         match seq.finish:
             case FinishReason.STOP | FinishReason.LENGTH:
-                party.ended = _Ended.TERMINAL
+                party.ended = Ended.TERMINAL
                 self._done(seq.finish)
             case FinishReason.HANDOFF if attempt.first_token_at_s is None:
                 self._fail_attempt(TransferFailed("the first token was lost on the bus"), None, now_s)
             case FinishReason.HANDOFF:
                 party.handed_off = True
             case _:
-                was_handed_off, party.ended = party.handed_off, _Ended.TERMINAL
+                was_handed_off, party.ended = party.handed_off, Ended.TERMINAL
                 if was_handed_off:
                     return  # decode will say whether it got everything
                 error: IsthmusError
@@ -323,7 +288,7 @@ class Saga:
         for party in attempt.parties.values():
             if party.worker.incarnation == event.incarnation and party.ended is None:
                 if event.certain:
-                    party.ended = _Ended.GONE
+                    party.ended = Ended.GONE
                 if not party.handed_off:
                     self._fail_attempt(lost, event.incarnation, now_s)
                 return
@@ -339,35 +304,17 @@ class Saga:
             self._retry_route_at_s = None
             self._ask_route()
         elif (attempt := self._attempt) is not None:
-            limits = attempt.route.deadlines
-            decode = attempt.parties.get(Role.DECODE)
-            if attempt.first_token_at_s is None:
-                first = attempt.parties.get(Role.PREFILL) or decode
-                error = DeadlineExceeded(f"no first token within ttft_s = {limits.ttft_s:g} s")
-                self._fail_attempt(error, first.worker.incarnation if first else None, now_s)
-            elif decode is not None and decode.heard:
-                error = DeadlineExceeded(f"no token for stall_s = {limits.stall_s:g} s")
-                self._fail_attempt(error, decode.worker.incarnation, now_s)
-            else:
-                error = DeadlineExceeded(f"KV not on the decode side within transfer_s = {limits.transfer_s:g} s")
-                self._fail_attempt(error, attempt.route.decode.incarnation, now_s)
+            error, exclude = attempt.overdue()
+            self._fail_attempt(error, exclude, now_s)
 
     def _next_wake_s(self) -> float:
         if self.over:
             return float("inf")
         if self._retry_route_at_s is not None:
             return min(self._retry_route_at_s, self.deadline_s)
-        attempt = self._attempt
-        if attempt is None:
+        if self._attempt is None:
             return self.deadline_s
-        limits = attempt.route.deadlines
-        if attempt.first_token_at_s is None:
-            due_s = attempt.submitted_at_s + limits.ttft_s
-        elif (decode := attempt.parties.get(Role.DECODE)) is not None and decode.heard:
-            due_s = self._last_token_at_s + limits.stall_s
-        else:
-            due_s = max(attempt.submitted_at_s + limits.transfer_s, self._last_token_at_s) + limits.stall_s
-        return min(due_s, self.deadline_s)
+        return min(self._attempt.due_s(self._last_token_at_s), self.deadline_s)
 
     def _fail_attempt(self, error: IsthmusError, exclude: Incarnation | None, now_s: float) -> None:
         if exclude is not None and exclude not in self.excluded:
@@ -402,12 +349,12 @@ class Saga:
         if self._attempt is not None:
             for party in self._attempt.parties.values():
                 if party.ended is None:
-                    party.ended, party.reason = _Ended.CANCELLED, reason
+                    party.ended, party.reason = Ended.CANCELLED, reason
                     self._effects.append(SendCancel(party.worker, party.generation, reason))
         self._attempt = None
         self._retry_route_at_s = None
 
-    def _current(self, party: _Party) -> bool:
+    def _current(self, party: Party) -> bool:
         return self._attempt is not None and not self.over and self._attempt.parties.get(party.role) is party
 
     def check_invariants(self) -> None:

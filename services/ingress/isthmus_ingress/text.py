@@ -153,7 +153,7 @@ def load_model_text(folder: Path) -> ModelText:
         raise ConfigInvalid(f"{path} does not exist", todo="set ISTHMUS_INGRESS_MODEL to a Hugging Face model folder")
     try:
         inner = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file that it can't read
+    except Exception as error:
         raise ConfigInvalid(f"{path} is not a tokenizer", why=str(error)) from error
     config = _read_json(folder / "tokenizer_config.json")
     special = {name: text for name in _SPECIAL_NAMES if (text := _content(config.get(name))) is not None}

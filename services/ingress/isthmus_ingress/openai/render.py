@@ -72,9 +72,7 @@ class ChunkMaker:
     def role(self, index: int) -> bytes:
         """The first chunk of a chat choice."""
         delta = '{"role": "assistant", "content": ""}'
-        return (
-            f'{self._open}{index}, "delta": {delta}, "logprobs": null, "finish_reason": null{self._tail}'
-        ).encode()
+        return (f'{self._open}{index}, "delta": {delta}, "logprobs": null, "finish_reason": null{self._tail}').encode()
 
     def text(
         self,
@@ -119,7 +117,9 @@ def completion_choice(
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish, **extra}
 
 
-def answer(identity: Identity, choices: Sequence[dict[str, Any]], usage: Usage, extra: dict[str, Any]) -> dict[str, Any]:
+def answer(
+    identity: Identity, choices: Sequence[dict[str, Any]], usage: Usage, extra: dict[str, Any]
+) -> dict[str, Any]:
     return {**identity.as_json(chunk=False), "choices": list(choices), "usage": usage.as_json(), **extra}
 
 
