@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from isthmus_shared.process import run_from_environ
-
 from isthmus_ingress.config import IngressConfig
 from isthmus_ingress.service import Ingress
-from isthmus_shared.runtime import ServiceRuntime
+from isthmus_shared.runtime import run_from_environ
+from isthmus_shared.service import ServiceRuntime
 
 
 async def serve(runtime: ServiceRuntime[IngressConfig]) -> None:

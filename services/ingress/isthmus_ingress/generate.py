@@ -4,7 +4,6 @@ or stops reading is noticed at once, or after `write_stall_s`."""
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ from isthmus_ingress.http_wire import (
 )
 from isthmus_ingress.openai.body import parse_object
 from isthmus_ingress.openai.errors import error_event
+from isthmus_ingress.openai.render import to_json
 from isthmus_ingress.outbox import Outbox
 from isthmus_shared.errors import Cancelled, IsthmusError
 
@@ -83,7 +83,7 @@ class GenerateEndpoint:
                     await self._stream(exchange, guard, send, request_id)
                 else:
                     whole = await self._frontend.whole(exchange, request_id)
-                    data = json.dumps(whole, ensure_ascii=False).encode()
+                    data = to_json(whole).encode()
                     guard.writing()
                     await send_json(send, 200, data, {"x-request-id": request_id})
             except IsthmusError as error:

@@ -22,7 +22,7 @@ from isthmus_ingress.openai.errors import MethodNotAllowed, NoSuchPath, Unauthor
 from isthmus_shared.errors import Cancelled, InvalidRequest, IsthmusError
 from isthmus_shared.ids import new_id
 from isthmus_shared.metrics import CONTENT_TYPE
-from isthmus_shared.runtime import ServiceRuntime
+from isthmus_shared.service import ServiceRuntime
 
 CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """An `x-request-id` that a client may choose; it goes into logs and headers."""

@@ -63,6 +63,7 @@ class ApiServer(uvicorn.Server):
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -23,7 +23,7 @@ from isthmus_ingress.exchange import Exchange
 from isthmus_ingress.frontend import Frontend
 from isthmus_ingress.openai.body import check_tree, parse_object
 from isthmus_ingress.openai.errors import error_body, error_headers
-from isthmus_ingress.openai.render import DONE
+from isthmus_ingress.openai.render import DONE, to_json
 from isthmus_ingress.prepare import Prepared
 from isthmus_shared.bus.port import Bus, BusMessage
 from isthmus_shared.bus.subscribing import subscribed
@@ -156,7 +156,7 @@ class _Reply:
         await self._send(data, {END: "true"} if ended else {})
 
     async def last(self, answer: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
-        data = json.dumps(answer, ensure_ascii=False).encode() if self.format == JSON else msgpack.packb(answer)
+        data = to_json(answer).encode() if self.format == JSON else msgpack.packb(answer)
         await self._send(data, {END: "true", **(headers or {})})
 
     async def _send(self, data: bytes, headers: Mapping[str, str]) -> None:

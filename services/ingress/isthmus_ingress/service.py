@@ -20,7 +20,7 @@ from isthmus_ingress.text import load_model_text
 from isthmus_shared.ids import IngressId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import IngressHeartbeat, ProcessState
-from isthmus_shared.runtime import ServiceRuntime
+from isthmus_shared.service import ServiceRuntime
 
 TOKENIZER_THREADS = 2
 """Long prompts tokenized at once; more would starve the event loop of a small machine."""

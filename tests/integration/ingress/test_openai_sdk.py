@@ -9,12 +9,12 @@ from typing import Any
 
 import openai
 import pytest
-from isthmus_testing.fake_cluster import FakeCluster, say
-from isthmus_testing.ingress import running_ingress, write_text_folder
-from isthmus_testing.waiting import eventually
 
 from isthmus_ingress.service import Ingress
 from isthmus_shared.bus.memory import MemoryBroker
+from isthmus_testing.fake_cluster import FakeCluster, say
+from isthmus_testing.ingress import running_ingress, write_text_folder
+from isthmus_testing.waiting import eventually
 
 
 @pytest.fixture
@@ -202,11 +202,15 @@ async def test_a_request_that_fails_after_tokens_is_an_error_event(folder: Path)
     async with stack(folder, "abcdef", settings={"attempts": 1}) as (client, cluster, _):
         cluster.workers["d1"].faults.fail_after = 2
         stream = await client.chat.completions.create(model="tiny", messages=HI, stream=True)
-        text = ""
-        with pytest.raises(openai.APIError) as caught:
+        told: list[str] = []
+
+        async def read() -> None:
             async for chunk in stream:
-                text += chunk.choices[0].delta.content or ""
-        assert text == "abc"
+                told.append(chunk.choices[0].delta.content or "")
+
+        with pytest.raises(openai.APIError) as caught:
+            await read()
+        assert "".join(told) == "abc"
         assert caught.value.code == "engine_failed"
 
 

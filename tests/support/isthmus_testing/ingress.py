@@ -13,7 +13,7 @@ from isthmus_ingress.config import IngressConfig
 from isthmus_ingress.service import Ingress
 from isthmus_shared.bus.port import Bus
 from isthmus_shared.engines.reference.checkpoint import CHAT_TEMPLATE, SPECIAL_TOKENS, byte_tokenizer
-from isthmus_shared.runtime import ServiceRuntime
+from isthmus_shared.service import ServiceRuntime
 from isthmus_testing.waiting import eventually
 
 

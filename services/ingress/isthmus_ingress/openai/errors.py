@@ -54,7 +54,7 @@ def error_body(error: IsthmusError) -> dict[str, Any]:
 
 
 def error_json(error: IsthmusError) -> bytes:
-    return json.dumps(error_body(error), ensure_ascii=False).encode("utf-8", errors="replace")
+    return json.dumps(error_body(error), separators=(",", ":")).encode()
 
 
 def error_headers(error: IsthmusError) -> dict[str, str]:

@@ -19,6 +19,12 @@ LOWEST_LOGPROB = -9999.0
 
 TokenBytes = Callable[[int], bytes]
 _to_json_string = json.encoder.encode_basestring
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def to_json(value: Any) -> str:
+    """Compact, as OpenAI's is."""
+    return _ENCODER.encode(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +69,16 @@ class ChunkMaker:
     """Bytes of the server-sent events of one answer."""
 
     def __init__(self, identity: Identity, *, usage_field: bool) -> None:
-        head = json.dumps(identity.as_json(chunk=True), ensure_ascii=False)[:-1]
-        self._open = f'data: {head}, "choices": [{{"index": '
+        head = to_json(identity.as_json(chunk=True))[:-1]
+        self._open = f'data: {head},"choices":[{{"index":'
         self._chat = identity.chat
-        self._tail = '}], "usage": null}\n\n' if usage_field else "}]}\n\n"
+        self._tail = '}],"usage":null}\n\n' if usage_field else "}]}\n\n"
         self._head = head
 
     def role(self, index: int) -> bytes:
         """The first chunk of a chat choice."""
-        delta = '{"role": "assistant", "content": ""}'
-        return (f'{self._open}{index}, "delta": {delta}, "logprobs": null, "finish_reason": null{self._tail}').encode()
+        delta = '{"role":"assistant","content":""}'
+        return (f'{self._open}{index},"delta":{delta},"logprobs":null,"finish_reason":null{self._tail}').encode()
 
     def text(
         self,
@@ -84,24 +90,24 @@ class ChunkMaker:
         usage: Usage | None = None,
     ) -> bytes:
         """One delta. `extra` holds fields of the choice beside OpenAI's (token ids)."""
-        told = "null" if logprobs is None else json.dumps(logprobs, ensure_ascii=False)
-        more = "" if extra is None else ", " + json.dumps(extra)[1:-1]
+        told = "null" if logprobs is None else to_json(logprobs)
+        more = "" if extra is None else "," + to_json(extra)[1:-1]
         said = _to_json_string(text)
-        body = f'"delta": {{"content": {said}}}' if self._chat else f'"text": {said}'
-        tail = self._tail if usage is None else f'}}], "usage": {json.dumps(usage.as_json())}}}\n\n'
-        return f'{self._open}{index}, {body}, "logprobs": {told}, "finish_reason": null{more}{tail}'.encode()
+        body = f'"delta":{{"content":{said}}}' if self._chat else f'"text":{said}'
+        tail = self._tail if usage is None else f'}}],"usage":{to_json(usage.as_json())}}}\n\n'
+        return f'{self._open}{index},{body},"logprobs":{told},"finish_reason":null{more}{tail}'.encode()
 
     def finish(self, index: int, text: str, reason: str, *, usage: Usage | None = None) -> bytes:
         """The last chunk of a choice, with text that was held back until the end was known."""
         said = _to_json_string(text)
-        delta = "{}" if not text else f'{{"content": {said}}}'
-        body = f'"delta": {delta}' if self._chat else f'"text": {said}'
-        tail = self._tail if usage is None else f'}}], "usage": {json.dumps(usage.as_json())}}}\n\n'
-        return f'{self._open}{index}, {body}, "logprobs": null, "finish_reason": "{reason}"{tail}'.encode()
+        delta = "{}" if not text else f'{{"content":{said}}}'
+        body = f'"delta":{delta}' if self._chat else f'"text":{said}'
+        tail = self._tail if usage is None else f'}}],"usage":{to_json(usage.as_json())}}}\n\n'
+        return f'{self._open}{index},{body},"logprobs":null,"finish_reason":"{reason}"{tail}'.encode()
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk that `stream_options.include_usage` asks for."""
-        return f'data: {self._head}, "choices": [], "usage": {json.dumps(usage.as_json())}}}\n\n'.encode()
+        return f'data: {self._head},"choices":[],"usage":{to_json(usage.as_json())}}}\n\n'.encode()
 
 
 def chat_choice(
