@@ -338,6 +338,7 @@ class SendChunk:
     lane: LaneId
     key: FlowKey
     chunk: int
+    offset_bytes: int
     size_bytes: int
     out_of: SlotUse
     into: SlotUse
@@ -350,6 +351,7 @@ class ExpectChunk:
     lane: LaneId
     key: FlowKey
     chunk: int
+    offset_bytes: int
     size_bytes: int
     into: SlotUse
 

@@ -183,7 +183,7 @@ class InSide:
         for chunk, ref in enumerate(slots):
             led.staging.pin(ref, Pin.RECEIVE)
             led.credit.grant(flow.size_of(chunk))
-            led.emit(ExpectChunk(flow.lane, key, chunk, flow.size_of(chunk), ref))
+            led.emit(ExpectChunk(flow.lane, key, chunk, chunk * flow.chunk_bytes, flow.size_of(chunk), ref))
         led.emit(SendCredit(flow.lane, key, tuple(Grant(chunk, ref) for chunk, ref in enumerate(slots))))
 
     def landed(self, event: ChunkLanded) -> None:

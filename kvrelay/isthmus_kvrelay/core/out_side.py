@@ -274,7 +274,7 @@ class OutSide:
         flow.sending.add(chunk)
         led.staging.pin(ref, Pin.SEND)
         led.staging.move(ref, SlotState.SENDING)
-        led.emit(SendChunk(lane.lane, flow.key, chunk, size, ref, grant.into))
+        led.emit(SendChunk(lane.lane, flow.key, chunk, chunk * flow.chunk_bytes, size, ref, grant.into))
         return True
 
     def _candidates(self, lane: Lane) -> Iterator[Candidate]:

@@ -158,6 +158,10 @@ class RelayCore:
         self._in.attach_ready()
         self._out.pump()
 
+    @property
+    def open_flows(self) -> int:
+        return len(self._out.flows) + len(self._in.flows)
+
     def stats(self) -> RelayStats:
         led = self._led
         return RelayStats(
