@@ -242,9 +242,8 @@ class RelayClient:
         opening, sink = self._opening.get(message.key), self._sinks.get(message.key)
         if sink is not None:
             sink.end(message.fault)
-        elif opening is not None and message.fault is not None:
-            if not opening.sink.done():
-                opening.sink.set_exception(message.fault.to_error())
+        elif opening is not None and message.fault is not None and not opening.sink.done():
+            opening.sink.set_exception(message.fault.to_error())
 
     def gone(self, error: IsthmusError) -> None:
         """The connection is over: everything open fails. Idempotent."""

@@ -34,6 +34,7 @@ from isthmus_shared.errors import (
     Cancelled,
     ChecksumMismatch,
     DeadlineExceeded,
+    Fault,
     IsthmusError,
     ManifestMismatch,
     NoCapacity,
@@ -50,6 +51,8 @@ class InSide:
         self._out = out
         self.flows: dict[FlowKey, InFlow] = {}
         self._dialing: set[Incarnation] = set()
+        self._unsaid: dict[Incarnation, list[tuple[FlowKey, Fault]]] = {}
+        """Aborts of flows that ended before their lane was up; said when it is, at most `MAX_FLOWS` per peer."""
 
     # --- consumer
 
@@ -133,12 +136,15 @@ class InSide:
 
     def lane_up(self, lane: Lane) -> None:
         self._dialing.discard(lane.peer)
+        for key, fault in self._unsaid.pop(lane.peer, []):
+            self._ledger.emit(SendAbort(lane.lane, key, fault))
         for flow in [flow for flow in self.flows.values() if flow.state is InState.CONNECTING]:
             if flow.peer == lane.peer:
                 self._pull(flow, lane.lane)
 
     def dial_failed(self, event: DialFailed) -> None:
         self._dialing.discard(event.peer)
+        self._unsaid.pop(event.peer, None)
         for flow in [flow for flow in self.flows.values() if flow.state is InState.CONNECTING]:
             if flow.peer == event.peer:
                 self.fail(flow, event.fault.to_error())
@@ -233,6 +239,10 @@ class InSide:
         if flow.in_flight() and flow.lane in led.lanes and flow.lane is not None:
             led.emit(RevokeFlow(flow.lane, flow.key))
         out = self._local_source(flow)
+        if flow.state is InState.CONNECTING and flow.peer in self._dialing:
+            unsaid = self._unsaid.setdefault(flow.peer, [])
+            if len(unsaid) < MAX_FLOWS:
+                unsaid.append((flow.key, fault))
         flow.advance(InInput.FAILED)
         if tell_peer and flow.lane in led.lanes and flow.lane is not None:
             led.emit(SendAbort(flow.lane, flow.key, fault))

@@ -189,8 +189,9 @@ class OutSide:
             self.deliver(flow)
 
     def aborted(self, event: AbortReceived) -> bool:
+        """A consumer may also give up before it has pulled."""
         flow = self.flows.get(event.key)
-        if flow is None or flow.lane != event.lane:
+        if flow is None or flow.local or flow.lane not in (None, event.lane):
             return False
         self.fail(flow, event.fault.to_error(), tell_peer=False)
         return True

@@ -10,6 +10,8 @@ import fcntl
 import mmap
 import os
 
+from isthmus_shared.errors import ProtocolViolation
+
 _F_ADD_SEALS = 1033
 _F_GET_SEALS = 1034
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
@@ -21,7 +23,6 @@ class SharedPool:
     """`pool_bytes` of anonymous shared memory. Gone with the last process that maps it, however that ends."""
 
     def __init__(self, fd: int, pool_bytes: int, slot_bytes: int) -> None:
-        """Takes over `fd`."""
         self._fd = fd
         self.slot_bytes = slot_bytes
         self._map = mmap.mmap(fd, pool_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -40,10 +41,9 @@ class SharedPool:
 
     @classmethod
     def attach(cls, fd: int, *, pool_bytes: int, slot_bytes: int) -> SharedPool:
-        """Map another process's pool; takes over `fd`."""
+        """Map another process's pool; takes over `fd`, unless it raises `ProtocolViolation`."""
         if os.fstat(fd).st_size != pool_bytes or fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS != _SEALS:
-            os.close(fd)
-            raise OSError("the descriptor is not the relay's pool")
+            raise ProtocolViolation("the descriptor is not the relay's pool")
         return cls(fd, pool_bytes, slot_bytes)
 
     @property
