@@ -31,6 +31,7 @@ class RelayStats:
     flows_in: int
     clients: int
     lanes: int
+    credits_granted_bytes: int
     credits_outstanding_bytes: int
     sent_bytes: int
     received_bytes: int
@@ -172,6 +173,7 @@ class RelayCore:
             flows_in=len(self._in.flows),
             clients=len(led.clients),
             lanes=len(led.lanes),
+            credits_granted_bytes=led.credit.granted_bytes,
             credits_outstanding_bytes=led.credit.in_flight_bytes,
             sent_bytes=led.count.sent_bytes,
             received_bytes=led.count.received_bytes,
