@@ -103,6 +103,7 @@ def test_the_tree_is_tidy() -> None:
         ("kvrelay/utils.py", "", "a name that says nothing"),
         ("tests/test_x.py", "import asyncio\nasyncio.sleep(0.1)\n", "test_x.py:2: a test that sleeps"),
         ("tests/test_x.py", "import time\ntime.sleep(DELAY)\n", "test_x.py:2: a test that sleeps"),
+        ("tests/support/fake.py", "import asyncio\nasyncio.sleep(1)\n", "fake.py:2: a test that sleeps"),
         ("docs/a.md", "see /wo" + "rk/x\n", "a path of one machine"),
         ("shared/a.py", "P = '/tm" + "p/x'\n", "a fixed temporary path"),
     ],
@@ -121,5 +122,9 @@ def test_what_is_tidy_passes(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_x.py").write_text("import asyncio\nasyncio.sleep(0)\nself.sleep(3)\n")
+    for folder in ("sim", "support"):
+        (tmp_path / "tests" / folder).mkdir()
+    (tmp_path / "tests" / "sim" / "test_y.py").write_text("import asyncio\nasyncio.sleep(3600)\n")
+    (tmp_path / "tests" / "support" / "fake.py").write_text("import asyncio\nasyncio.sleep(step_s)\n")
     (tmp_path / "docs.md").write_text("https://example.org/work/x and ./work/x\n")
     assert run("check_tidy.py", "--root", str(tmp_path)).returncode == 0
