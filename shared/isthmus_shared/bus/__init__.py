@@ -1,1 +1,1 @@
-"""The bus port, its NATS adapter and its in-memory one."""
+"""The bus port (`port`), its NATS adapter (`nats`), its in-memory one (`memory`) and a server to embed (`server`)."""

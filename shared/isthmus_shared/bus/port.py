@@ -49,6 +49,10 @@ class Bus(Protocol):
     @property
     def connected(self) -> bool: ...
 
+    async def wait_connected(self) -> None:
+        """Until the bus is within reach; at once when it is. `BusDisconnected` once this client is closed."""
+        ...
+
     def new_inbox(self) -> str:
         """A subject that nobody else uses."""
         ...
@@ -64,7 +68,10 @@ class Bus(Protocol):
     def subscribe(
         self, subject: str, *, queue: str | None = None, max_pending: int = 4096
     ) -> AbstractAsyncContextManager[Subscription]:
-        """Wildcards ``*`` and ``>`` as in NATS. On entry the subscription is registered at the server."""
+        """Wildcards ``*`` and ``>`` as in NATS. On entry the subscription is registered at the server.
+
+        `BusDisconnected` on entry while the bus is out of reach; once entered it survives any outage.
+        """
         ...
 
     async def close(self) -> None:

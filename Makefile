@@ -1,0 +1,84 @@
+# Everything works from a clean clone: each target makes .venv itself. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Elsewhere than where it was built, `pip install torch` may take a CUDA build of several gigabytes. To get the
+# CPU build, name PyTorch's CPU wheel index:  make up TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+TORCH_INDEX_URL ?=
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+
+.DEFAULT_GOAL := help
+.PHONY: help up down status chat test test-fast lint types format schemas sim bench clean check-python
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+up: $(VENV)/.local  ## start the demo cluster and an endpoint on http://127.0.0.1:8000 (ARGS="--port 9000 ...")
+	@$(BIN)/isthmus up $(ARGS)
+
+down: $(VENV)/.local  ## stop the cluster that `make up` started in this folder
+	@$(BIN)/isthmus down $(ARGS)
+
+status: $(VENV)/.local  ## what the running cluster is doing
+	@$(BIN)/isthmus status $(ARGS)
+
+chat: $(VENV)/.local  ## talk to the running cluster
+	@$(BIN)/isthmus chat $(ARGS)
+
+test: $(VENV)/.dev  ## every test (ARGS="-k name")
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(VENV)/.dev  ## the tests that take under ten seconds each, without whole clusters
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: $(VENV)/.dev  ## style, layers, drift of generated files
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@PYTHONPATH=$(SOURCES) $(BIN)/lint-imports --no-cache
+	@$(BIN)/python tools/check_tidy.py
+	@$(BIN)/python tools/gen_schemas.py --check
+	@$(BIN)/python tools/gen_config_docs.py --check
+
+types: $(VENV)/.dev  ## mypy --strict
+	@$(BIN)/mypy
+
+format: $(VENV)/.dev  ## put the sources into their one form
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format --quiet .
+
+schemas: $(VENV)/.dev  ## write schemas/ and docs/configuration.md anew from the code
+	@$(BIN)/python tools/gen_schemas.py
+	@$(BIN)/python tools/gen_config_docs.py
+
+sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/sim $(ARGS)
+
+bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
+	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+
+comma := ,
+empty :=
+space := $(empty) $(empty)
+SOURCES := $(subst $(space),:,shared kvrelay services/worker services/ingress services/planner services/prefill-worker services/decode-worker services/cli)
+
+check-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Isthmus needs Python 3.11 or newer; '$(PYTHON)' is older or missing. Try: make PYTHON=python3.12 ..."; exit 1; }
+
+$(VENV)/.made: | check-python
+	@$(PYTHON) -m venv $(VENV) || { echo "could not make $(VENV); on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@touch $@
+
+$(VENV)/.local: $(VENV)/.made pyproject.toml
+	@echo "installing Isthmus into $(VENV) (once; torch's CPU build is the large part)"
+	@$(PIP) --editable '.[local]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.made pyproject.toml
+	@echo "installing Isthmus and its test tools into $(VENV) (once; torch's CPU build is the large part)"
+	@$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.local

@@ -1,0 +1,36 @@
+"""How the bus says no: the same words from both adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from isthmus_shared.errors import BusDisconnected, DeadlineExceeded, NoResponders, PayloadTooLarge
+
+
+def no_responders(subject: str) -> NoResponders:
+    return NoResponders(f"nobody listens on {subject}")
+
+
+def too_late(subject: str, timeout_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"no answer on {subject} within {timeout_s:g} s")
+
+
+def headers_size_bytes(headers: Mapping[str, str] | None) -> int:
+    """What a header block adds to a message: ``NATS/1.0``, one line a header, an empty line."""
+    if not headers:
+        return 0
+    return 12 + sum(len(key.encode()) + len(value.encode()) + 4 for key, value in headers.items())
+
+
+def too_large(subject: str, size_bytes: int, limit_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"a message of {size_bytes} bytes on {subject} is too large for the bus",
+        why=f"its limit is {limit_bytes} bytes",
+        todo="shorten the request, or raise the bus server's max_payload",
+    )
+
+
+def disconnected(*, closed: bool, why: str = "") -> BusDisconnected:
+    if closed:
+        return BusDisconnected("this bus client is closed")
+    return BusDisconnected("the bus is out of reach", why=why, todo="retry once it is back", retry_after_s=1.0)
