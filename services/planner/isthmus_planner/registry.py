@@ -5,7 +5,7 @@
 * After `WorkerLost` the beats of that life are refused for `VERDICT_S`: they were sent before it died. A later beat
   proves that the verdict was wrong (its relay closed the socket, say), and the worker is back.
 * One that was only silent (the bus was away) is back with its first beat.
-* When this process itself was held up, everyone's silence is measured from where it went on.
+* When this process was held up or cut off from the bus, everyone's silence is measured from where it went on.
 """
 
 from __future__ import annotations
@@ -120,12 +120,12 @@ class Registry:
         del self._workers[worker.worker_id]
         return True
 
-    def sweep(self, now_s: float) -> tuple[WorkerLost, ...]:
-        """Drops who has been silent for too long; returns the workers among them."""
-        held_up_s = 0.0 if self._swept_s is None else now_s - self._swept_s
+    def sweep(self, now_s: float, *, deaf: bool = False) -> tuple[WorkerLost, ...]:
+        """Drops who has been silent for too long; returns the workers among them. `deaf`: the bus is out of reach."""
+        gap_s = 0.0 if self._swept_s is None else now_s - self._swept_s
         self._swept_s = now_s
-        if held_up_s > HELD_UP_S:
-            self.excuse(held_up_s)
+        if deaf or gap_s > HELD_UP_S:
+            self._excuse(gap_s)
         lost = tuple(
             WorkerLost(worker=ref_of(member.beat), why=f"no heartbeat for {member.silence_s(now_s):.1f} s")
             for member in self._workers.values()
@@ -138,7 +138,7 @@ class Registry:
             self._verdicts.popitem(last=False)
         return lost
 
-    def excuse(self, gap_s: float) -> None:
+    def _excuse(self, gap_s: float) -> None:
         """For `gap_s` this process could hear nobody: that silence is not held against anyone."""
         members: Iterable[Member[WorkerHeartbeat] | Member[RelayHeartbeat] | Member[IngressHeartbeat]] = (
             *self._workers.values(),

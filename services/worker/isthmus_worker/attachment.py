@@ -54,9 +54,11 @@ class Attachment:
         """Attaches, waits for the loss, tells `lost`, attaches again; `changed` after each gain and loss."""
         if self._connect is None:
             return
+        loop, backoff_s = asyncio.get_running_loop(), BACKOFF_MIN_S
         try:
             while True:
                 self._link = await self._attach(self._connect)
+                attached_s = loop.time()
                 self.attached.set()
                 self._log.info("relay.attached", relay=self._link.relay.address, node=self._link.relay.node_id)
                 await changed()
@@ -67,6 +69,8 @@ class Attachment:
                 await changed()
                 await lost(RELAY_LOST)
                 await gone.close()
+                backoff_s = BACKOFF_MIN_S if loop.time() - attached_s > BACKOFF_MAX_S else backoff_s * 2
+                await asyncio.sleep(min(backoff_s, BACKOFF_MAX_S))  # one that drops us at once is not hammered
         finally:
             self.attached.clear()
 

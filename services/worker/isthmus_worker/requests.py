@@ -48,6 +48,7 @@ class Record:
     phase: Phase = Phase.OPENING
     first_token_id: int | None = None
     """A StartDecode that came while its Submit was still being handled."""
+    admitted_s: float = 0.0
     sink: KvSink | None = None
     source: KvSource | None = None
 

@@ -17,6 +17,7 @@ from isthmus_shared.engines.port import Engine, SequenceOutput, StepReport
 from isthmus_shared.errors import Cancelled, DeadlineExceeded, Draining, Fault, IsthmusError, StaleParty
 from isthmus_shared.ids import Generation, Incarnation, RequestId, TransferId
 from isthmus_shared.messages.work import Ack, Cancel, FinishReason, SequenceEvent, StartDecode, WorkerRef
+from isthmus_shared.metrics import Metrics
 from isthmus_worker.attachment import Attachment
 from isthmus_worker.liveness import IngressLife
 from isthmus_worker.outbox import Addressed
@@ -44,7 +45,14 @@ class _Closing:
 
 class Sessions:
     def __init__(
-        self, *, worker: WorkerRef, engine: Engine, attachment: Attachment, publish: Publish, log: FilteringBoundLogger
+        self,
+        *,
+        worker: WorkerRef,
+        engine: Engine,
+        attachment: Attachment,
+        publish: Publish,
+        metrics: Metrics,
+        log: FilteringBoundLogger,
     ) -> None:
         self.worker = worker
         self.engine = engine
@@ -57,6 +65,7 @@ class Sessions:
         self.idle.set()
         self.deadlines_changed = asyncio.Event()
         self._publish = publish
+        self._metrics = metrics
         self._log = log
         self._closing: dict[RequestId, _Closing] = {}
 
@@ -78,7 +87,8 @@ class Sessions:
             raise Draining(f"worker {self.worker.worker_id} is draining", retry_after_s=1.0)
         replaced = self.requests.admit(record)
         self.idle.clear()
-        self.life.expect(record.events_subject, asyncio.get_running_loop().time())
+        record.admitted_s = asyncio.get_running_loop().time()
+        self.life.expect(record.events_subject, record.admitted_s)
         self.deadlines_changed.set()
         if replaced is not None:
             await self._free(replaced, REPLACED)
@@ -157,15 +167,28 @@ class Sessions:
             cached_tokens=output.cached_tokens,
         )
         record.next_index = output.output_index + len(output.token_ids)
+        phase = "prefill" if record.is_prefill else "decode"
+        if output.finish is not None:
+            self._metrics.worker_finishes.labels(phase, output.finish.value).inc()
         if output.finish is FinishReason.HANDOFF:
+            self._metrics.worker_kv_out_bytes.inc(0 if record.sink is None else record.sink.total_bytes)
             record.phase, record.sink = Phase.STAGED, None
         elif output.finish is not None:
             self.requests.end(record)
             if record.is_prefill:  # no hand-over follows, so nobody will fetch what was staged
                 await self._abort_transfer(record.transfer_id, record.generation, _no_handover(output))
-        elif not record.is_prefill:
+        elif not record.is_prefill and record.phase is not Phase.STREAMING:
             record.phase = Phase.STREAMING
+            self._note_landed(record)
         return record.events_subject, event
+
+    def _note_landed(self, record: Record) -> None:
+        """The engine has taken the KV over, and let go of the source."""
+        if record.source is not None:
+            self._metrics.worker_kv_in_bytes.inc(record.source.total_bytes)
+            took_s = asyncio.get_running_loop().time() - record.admitted_s
+            self._metrics.worker_transfer_seconds.observe(took_s)
+            record.source = None
 
     async def fail(self, records: list[Record], fault: Fault) -> None:
         """Ends those records and tells their ingresses why."""
@@ -173,6 +196,8 @@ class Sessions:
         for record in records:
             if self.requests.end(record) is None:
                 continue
+            if record.needs_relay:
+                self._metrics.worker_transfers_failed.labels(fault.code).inc()
             self._log.warning("request.failed", request=record.request_id, code=fault.code, why=fault.why)
             if record.phase is not Phase.STAGED:
                 events.append((record.events_subject, _failed(record, fault)))

@@ -101,3 +101,12 @@ def test_a_model_is_remembered_after_its_last_worker_went() -> None:
     registry.worker_lost(ref_of(beat()), 0.1)
     assert registry.knows_model("demo")
     assert not registry.knows_model("other")
+
+
+def test_silence_while_the_bus_was_away_means_nothing() -> None:
+    registry = Registry()
+    registry.worker_beat(beat(), 0.0)
+    for tick in range(100):
+        assert registry.sweep(tick * 0.25, deaf=True) == ()
+    assert registry.sweep(25.0) == ()
+    assert lives(registry) == ["a"]
