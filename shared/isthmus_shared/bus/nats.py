@@ -3,8 +3,10 @@
 * its pending limit counts wrongly, so messages move at once into our own bounded buffer (`PendingMessages`);
 * it buffers publishes during an outage; here they raise `BusDisconnected`;
 * its requests wait out their timeout when the connection breaks; here they fail at once;
-* a cancelled or timed-out flush leaves a future behind that kills its reader, and some of its awaits swallow a
-  cancellation, so calls that wait for the server run in a task of their own;
+* its flush sends a PING ahead of commands that still wait, so it proves nothing about them, and a cancelled one leaves
+  a future behind that kills its reader; here the server has to send a message of ours back (`_echo`; a listener on
+  ``>`` sees it, as it sees every inbox);
+* some of its awaits swallow a cancellation, so calls that wait for the server run in a task of their own;
 * after most ``-ERR`` lines it closes for good; a new client is made and every subscription is renewed.
 """
 
@@ -12,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -140,19 +143,13 @@ class NatsBus:
     async def request(
         self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> BusMessage:
-        self._reply_count += 1
-        inbox = f"{self._reply_prefix}.{self._reply_count}"
-        answer: asyncio.Future[BusMessage] = self._future()
-        self._replies[inbox] = answer
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.publish(subject, data, reply=inbox, headers=headers)
-                message = await answer
-        except TimeoutError as error:
-            raise too_late(subject, timeout_s) from error
-        finally:
-            del self._replies[inbox]
-            self._release(answer)
+        with self._reply() as (inbox, answer):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.publish(subject, data, reply=inbox, headers=headers)
+                    message = await answer
+            except TimeoutError as error:
+                raise too_late(subject, timeout_s) from error
         if message.headers.get("Status") == _NO_RESPONDERS_STATUS and not message.data:
             raise no_responders(subject)
         return message
@@ -178,7 +175,7 @@ class NatsBus:
             return
         if self.connected:
             with contextlib.suppress(BusDisconnected):
-                await self._settle(self._flush())
+                await self._echo()  # what was published before it has reached the server
         self._closed = True
         self._up.set()
         self._fail_waiting()
@@ -191,7 +188,8 @@ class NatsBus:
             await asyncio.wait({self._keeper})
         if self._calls:
             await asyncio.wait(set(self._calls), timeout=SETTLE_TIMEOUT_S)
-        await self._client.close()
+        with contextlib.suppress(nats.errors.Error, OSError):  # it may try to write to a connection that is gone
+            await self._client.close()
 
     # -- connection ----------------------------------------------------------------------------------------------
 
@@ -215,7 +213,7 @@ class NatsBus:
         await self._attach(_Interest(f"{self._reply_prefix}.*", None, self._on_reply, self._fail_waiting))
         for interest in list(self._interests):
             await self._attach(interest)
-        await client.flush(timeout=SETTLE_TIMEOUT_S)
+        await self._echo()
         self._up.set()
 
     async def _keep(self) -> None:
@@ -227,9 +225,10 @@ class NatsBus:
             await asyncio.sleep(RECONNECT_WAIT_S)
             try:
                 await self._dial()
-            except (nats.errors.Error, OSError) as error:
+            except (nats.errors.Error, OSError, BusDisconnected) as error:
                 self._log.warning("bus.dial_failed", why=str(error))
-                await self._client.close()
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await self._client.close()
                 self._lost.set()
 
     async def _attach(self, interest: _Interest) -> None:
@@ -250,13 +249,16 @@ class NatsBus:
     async def _register(self, interest: _Interest) -> None:
         self._interests.add(interest)
         await self._attach(interest)
-        await self._flush()
+        await self._echo()
 
     async def _detach(self, interest: _Interest) -> None:
         handle, interest.handle = interest.handle, None
         if handle is not None:
-            with contextlib.suppress(nats.errors.Error, OSError):  # closed or replaced: nothing is left to withdraw
+            with contextlib.suppress(
+                nats.errors.Error, OSError, BusDisconnected
+            ):  # closed or replaced: nothing is left to withdraw
                 await handle.unsubscribe()
+                await self._echo()
 
     async def _withdraw(self, interest: _Interest) -> None:
         if interest.withdrawn:
@@ -266,13 +268,24 @@ class NatsBus:
         with contextlib.suppress(BusDisconnected):
             await self._settle(self._detach(interest))
 
-    async def _flush(self) -> None:
-        await self._client.flush(timeout=SETTLE_TIMEOUT_S)
+    async def _echo(self) -> None:
+        """Every command given before this one has been carried out by the server when this returns."""
+        if not self._client.is_connected:
+            raise self._disconnected()
+        with self._reply() as (inbox, answer):
+            try:
+                async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                    await self._client.publish(inbox, b"")
+                    await answer
+            except (nats.errors.Error, OSError) as error:  # TimeoutError is an OSError
+                raise self._disconnected() from error
 
     # -- what nats-py tells us ------------------------------------------------------------------------------------
 
     async def _on_error(self, error: Exception) -> None:
-        self._log.warning("bus.error", error=type(error).__name__, why=str(error))
+        # During an outage every attempt to reconnect ends here: ten a second.
+        level = logging.WARNING if self.connected else logging.DEBUG
+        self._log.log(level, "bus.error", error=type(error).__name__, why=str(error))
 
     async def _on_disconnected(self) -> None:
         self._up.clear()
@@ -318,6 +331,19 @@ class NatsBus:
             raise self._disconnected() from error
         if error is not None:
             raise error
+
+    @contextmanager
+    def _reply(self) -> Iterator[tuple[str, asyncio.Future[BusMessage]]]:
+        """A subject of ours, and the one message that will come on it."""
+        self._reply_count += 1
+        inbox = f"{self._reply_prefix}.{self._reply_count}"
+        answer: asyncio.Future[BusMessage] = self._future()
+        self._replies[inbox] = answer
+        try:
+            yield inbox, answer
+        finally:
+            del self._replies[inbox]
+            self._release(answer)
 
     def _future(self) -> asyncio.Future[Any]:
         """A future that fails when the connection breaks."""

@@ -64,15 +64,14 @@ async def test_a_message_keeps_subject_reply_and_headers(net: Net) -> None:
         ("a.*.c", "a.b.c", "a.b.b.c"),
         ("a.>", "a.b.c", "a"),
         ("*", "a", "a.b"),
-        (">", "a.b", None),
+        ("*.b.>", "a.b.c", "a.b"),
         ("a.b", "a.b", "a.c"),
     ],
 )
-async def test_wildcards_are_those_of_nats(net: Net, pattern: str, hit: str, miss: str | None) -> None:
+async def test_wildcards_are_those_of_nats(net: Net, pattern: str, hit: str, miss: str) -> None:
     bus = await net.client("one")
     async with bus.subscribe(pattern) as subscription:
-        if miss is not None:
-            await bus.publish(miss, b"miss")
+        await bus.publish(miss, b"miss")
         await bus.publish(hit, b"hit")
         assert [m.data for m in await take(subscription, 1)] == [b"hit"]
 

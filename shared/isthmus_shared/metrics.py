@@ -1,0 +1,115 @@
+"""Every metric of the product, by name, in one place. One `Metrics` with its own registry per process.
+
+Names follow Prometheus: base units, `_total` on counters. Labels have few values each: never an id or a subject.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS_CONTENT_TYPE
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ["CONTENT_TYPE", "OPENMETRICS_CONTENT_TYPE", "Metrics"]
+
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 30, 60)
+ITL_BUCKETS_S = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+E2E_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
+CALL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+TOKEN_BUCKETS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+class Metrics:
+    """All instruments of a process; those of another service's kind stay at zero and cost nothing."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self._bus()
+        self._requests()
+        self._planner()
+        self._worker()
+        self._relay()
+
+    def exposition(self) -> bytes:
+        text: bytes = generate_latest(self.registry)
+        return text
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"isthmus_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"isthmus_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"isthmus_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+    def _bus(self) -> None:
+        self.process_info = self._gauge("process_info", "1; labels say who", "service", "instance", "incarnation")
+        self.process_state = self._gauge("process_state", "1 for the state it is in", "state")
+        self.bus_connected = self._gauge("bus_connected", "1 while the bus is within reach")
+        self.bus_calls = self._counter("bus_calls_total", "Requests served on the bus", "endpoint", "outcome")
+        self.bus_call_seconds = self._histogram(
+            "bus_call_seconds", "From receipt of a bus request to its answer", CALL_BUCKETS_S, "endpoint"
+        )
+        self.bus_malformed = self._counter("bus_malformed_total", "Messages that made no sense", "endpoint")
+        self.bus_dropped = self._gauge("bus_dropped", "Messages shed because too many waited", "endpoint")
+        self.heartbeats = self._counter("heartbeats_total", "Heartbeats published")
+
+    def _requests(self) -> None:
+        self.requests = self._counter("requests_total", "Client requests ended", "endpoint", "outcome")
+        """outcome: `ok`, or the error's code."""
+        self.requests_running = self._gauge("requests_running", "Client requests in progress")
+        self.request_ttft_seconds = self._histogram(
+            "request_ttft_seconds", "From receipt to the first token", TTFT_BUCKETS_S
+        )
+        self.request_itl_seconds = self._histogram("request_itl_seconds", "Between two tokens", ITL_BUCKETS_S)
+        self.request_e2e_seconds = self._histogram("request_e2e_seconds", "From receipt to the end", E2E_BUCKETS_S)
+        self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt length", TOKEN_BUCKETS)
+        self.tokens_in = self._counter("tokens_in_total", "Prompt tokens accepted")
+        self.tokens_out = self._counter("tokens_out_total", "Tokens sent to clients")
+        self.requests_rejected = self._counter("requests_rejected_total", "Refused before any work", "code")
+        self.replans = self._counter("replans_total", "Attempts beyond a request's first", "code")
+        self.cancellations = self._counter("cancellations_total", "Requests ended by the client's leaving")
+
+    def _planner(self) -> None:
+        self.routes = self._counter("routes_total", "Routes given or refused", "mode", "outcome")
+        self.route_predicted_ttft_seconds = self._histogram(
+            "route_predicted_ttft_seconds", "Predicted p50 of TTFT", TTFT_BUCKETS_S
+        )
+        self.workers = self._gauge("workers", "Workers known", "role", "state")
+        self.workers_lost = self._counter("workers_lost_total", "Workers taken for dead", "cause")
+
+    def _worker(self) -> None:
+        self.engine_steps = self._counter("engine_steps_total", "Engine steps", "phase")
+        self.engine_step_seconds = self._histogram("engine_step_seconds", "One step", ITL_BUCKETS_S, "phase")
+        self.engine_tokens = self._counter("engine_tokens_total", "Tokens computed", "phase")
+        self.engine_sequences = self._gauge("engine_sequences", "Sequences held", "state")
+        self.engine_kv_blocks = self._gauge("engine_kv_blocks", "KV blocks of this engine")
+        self.engine_kv_blocks_free = self._gauge("engine_kv_blocks_free", "KV blocks free")
+        self.worker_submits = self._counter("worker_submits_total", "Work offered", "phase", "outcome")
+        self.worker_finishes = self._counter("worker_finishes_total", "Sequences ended", "phase", "reason")
+        self.worker_kv_out_bytes = self._counter("worker_kv_out_bytes_total", "KV staged for others")
+        self.worker_kv_in_bytes = self._counter("worker_kv_in_bytes_total", "KV loaded from others")
+        self.worker_transfer_seconds = self._histogram(
+            "worker_transfer_seconds", "From submit to committed KV", E2E_BUCKETS_S
+        )
+        self.worker_transfers_failed = self._counter("worker_transfers_failed_total", "Transfers failed", "code")
+
+    def _relay(self) -> None:
+        self.relay_pool_bytes = self._gauge("relay_pool_bytes", "Staging pool")
+        self.relay_pool_free_bytes = self._gauge("relay_pool_free_bytes", "Staging pool, free")
+        self.relay_slots_quarantined = self._gauge("relay_slots_quarantined", "Slots waiting for a quiet sender")
+        self.relay_quarantines = self._counter("relay_quarantines_total", "Slots put into quarantine")
+        self.relay_sent_bytes = self._counter("relay_sent_bytes_total", "KV bytes sent", "transport")
+        self.relay_received_bytes = self._counter("relay_received_bytes_total", "KV bytes received", "transport")
+        self.relay_flows = self._gauge("relay_flows", "Flows open", "direction")
+        self.relay_flows_ended = self._counter("relay_flows_ended_total", "Flows ended", "direction", "cause")
+        """cause: `done`, or why it failed: one each, never summed into one."""
+        self.relay_credits_granted_bytes = self._counter("relay_credits_granted_bytes_total", "Credit given to peers")
+        self.relay_credits_outstanding_bytes = self._gauge("relay_credits_outstanding_bytes", "Credit not yet used")
+        self.relay_checksum_failures = self._counter("relay_checksum_failures_total", "Chunks that did not verify")
+        self.relay_stale = self._counter("relay_stale_total", "Frames of an old life or generation", "what")
+        self.relay_lanes = self._gauge("relay_lanes", "Lanes to peers", "state")
+        self.relay_clients = self._gauge("relay_clients", "Workers attached")
+        self.relay_chunk_seconds = self._histogram(
+            "relay_chunk_seconds", "From filled to landed, one chunk", CALL_BUCKETS_S
+        )
