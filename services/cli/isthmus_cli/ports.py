@@ -30,8 +30,12 @@ def claim_port(host: str, port: int) -> int:
 
 def _resolve(
     host: str, port: int
-) -> tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]:
+) -> tuple[
+    socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+]:
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError) as error:
-        raise ConfigInvalid(f"host {host!r} is not an address of this machine", why=str(error), param="ingress.host") from error
+        raise ConfigInvalid(
+            f"host {host!r} is not an address of this machine", why=str(error), param="ingress.host"
+        ) from error

@@ -1,4 +1,4 @@
-"""The cluster file: what `isthmus up CLUSTER.yaml` starts. `demo.yaml` beside this file shows and explains every field."""
+"""The cluster file: what `isthmus up CLUSTER.yaml` starts. `demo.yaml` beside this file explains every field."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ class StateDir:
         state = self._read_any()
         if state is None or not self._is_held():
             raise Unavailable(
-                f"no cluster runs with state folder {self.path}", todo="start one with `isthmus up`, or give --state-dir"
+                f"no cluster runs with state folder {self.path}",
+                todo="start one with `isthmus up`, or give --state-dir",
             )
         return state
 

@@ -23,7 +23,10 @@ class PlannerConfig(ServiceConfig):
     )
     ttft_floor_s: float = Field(default=_DEADLINE.ttft_floor_s, gt=0, le=600, description="Least time to a first token")
     transfer_floor_s: float = Field(
-        default=_DEADLINE.transfer_floor_s, gt=0, le=600, description="Least time for the crossing, after the first token"
+        default=_DEADLINE.transfer_floor_s,
+        gt=0,
+        le=600,
+        description="Least time for the crossing, after the first token",
     )
     stall_floor_s: float = Field(
         default=_DEADLINE.stall_floor_s, gt=0, le=600, description="Least silence that ends an attempt"

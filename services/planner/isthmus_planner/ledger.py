@@ -35,9 +35,7 @@ class Ledger:
 
     def beat(self, incarnation: Incarnation, now_s: float) -> None:
         """That worker's load is fresh: what it was given before now is in it."""
-        self._keep(
-            [a for a in self._open if a.incarnation != incarnation or now_s - a.at_s < SETTLE_S], now_s
-        )
+        self._keep([a for a in self._open if a.incarnation != incarnation or now_s - a.at_s < SETTLE_S], now_s)
 
     def forget(self, incarnation: Incarnation, now_s: float) -> None:
         self._keep([a for a in self._open if a.incarnation != incarnation], now_s)

@@ -170,5 +170,3 @@ class Registry:
         self._verdicts.move_to_end(incarnation)
         while len(self._verdicts) > MAX_VERDICTS:
             self._verdicts.popitem(last=False)
-
-

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from isthmus_planner.cost import CostConstants, Pending, crossing_s, predict, queue_wait_s
@@ -40,8 +40,8 @@ class ModePolicy(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Policy:
     mode: ModePolicy = ModePolicy.DISAGGREGATED
-    constants: CostConstants = CostConstants()
-    deadlines: DeadlinePolicy = DeadlinePolicy()
+    constants: CostConstants = field(default_factory=CostConstants)
+    deadlines: DeadlinePolicy = field(default_factory=DeadlinePolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +242,7 @@ def _refuse_model(request: RouteRequest, cluster: Cluster) -> IsthmusError:
     if not cluster.warm:
         return Unavailable("the planner has just started", todo="try again", retry_after_s=RETRY_STARTING_S)
     names = ", ".join(sorted(cluster.models)) or "none"
-    return ModelNotFound(
-        f"the model {request.model!r} does not exist", todo=f"known models: {names}", param="model"
-    )
+    return ModelNotFound(f"the model {request.model!r} does not exist", todo=f"known models: {names}", param="model")
 
 
 def _in_words(removed: Mapping[str, int]) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from isthmus_shared.process import run_from_environ
+
 from isthmus_kvrelay.client import RelayClient
 from isthmus_shared.engines.factory import create_engine
-
 from isthmus_shared.messages.work import WorkerRef
-from isthmus_shared.process import run_from_environ
 from isthmus_shared.runtime import ServiceRuntime
 from isthmus_worker.config import WorkerConfig
 from isthmus_worker.host import WorkerHost

@@ -132,7 +132,12 @@ def test_of_equal_decode_workers_the_one_with_room_and_the_faster_step_wins() ->
 
 
 def test_a_burst_between_two_beats_is_spread() -> None:
-    known = (worker("p1", Role.PREFILL), worker("p2", Role.PREFILL), worker("d1", Role.DECODE), worker("d2", Role.DECODE))
+    known = (
+        worker("p1", Role.PREFILL),
+        worker("p2", Role.PREFILL),
+        worker("d1", Role.DECODE),
+        worker("d2", Role.DECODE),
+    )
     ledger = Ledger()
     counts: dict[str, int] = {}
     for _ in range(20):

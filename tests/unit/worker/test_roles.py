@@ -13,8 +13,8 @@ from isthmus_prefill.role import PrefillRole
 from isthmus_shared.errors import (
     Cancelled,
     DeadlineExceeded,
-    IsthmusError,
     Draining,
+    IsthmusError,
     ManifestMismatch,
     NoCapacity,
     StaleParty,
@@ -167,11 +167,9 @@ async def test_a_cancel_while_its_submit_waits_for_the_relay_wins(side: str) -> 
 async def test_what_the_engine_refuses_is_given_back(side: str) -> None:
     async with worker_bench() as bench:
         bench.engine.refusal = NoCapacity("full")
+        submit = PREFILL.submit(bench.sessions, prefill()) if side == "prefill" else None
         with pytest.raises(NoCapacity):
-            if side == "prefill":
-                await PREFILL.submit(bench.sessions, prefill())
-            else:
-                await DECODE.submit(bench.sessions, decode())
+            await (submit or DECODE.submit(bench.sessions, decode()))
         transfer = bench.link.transfers[T]
         assert transfer.fault is not None if side == "prefill" else transfer.released
         assert nothing_held(bench)
