@@ -1,0 +1,354 @@
+"""`BatchingEngine`: the engine port over a `Scheduler` and a `Runner`. Owns the step loop and every sequence's end.
+
+Between two steps, and only there, sequences end and blocks are freed. One task loops over the steps; one task per
+decode-only sequence watches its source; all live in one TaskGroup, which `stop` awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from enum import StrEnum
+
+from isthmus_shared.engines.config import EngineConfig
+from isthmus_shared.engines.port import EngineInfo, EngineLoad, EngineRequest, SequenceOutput, StepReport
+from isthmus_shared.engines.reports import ReportQueue, SpeedMeter
+from isthmus_shared.engines.runner_port import Runner, RunnerInfo, WorkResult
+from isthmus_shared.engines.scheduler import Scheduler, SchedulerLimits
+from isthmus_shared.engines.sequence import Batch, Phase, Work
+from isthmus_shared.engines.sequence import Sequence as SequenceState
+from isthmus_shared.errors import (
+    Cancelled,
+    Draining,
+    EngineFailed,
+    Fault,
+    InvalidRequest,
+    IsthmusError,
+    ManifestMismatch,
+)
+from isthmus_shared.ids import RequestId
+from isthmus_shared.kv.manifest import KvManifest
+from isthmus_shared.messages.work import FinishReason
+
+MAX_FAILURES_IN_A_ROW = 3
+"""Steps that may raise in a row before the engine gives up: a bad batch is survived, a broken device is not."""
+
+RUNNER_FAULTS = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, OSError, MemoryError, IsthmusError)
+"""What a step may raise: torch's errors are RuntimeErrors. An AssertionError is our bug and ends the engine."""
+
+_CANCELLED = Cancelled("the sequence was aborted")
+
+
+class EngineState(StrEnum):
+    NEW = "new"
+    READY = "ready"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class BatchingEngine:
+    """See `engines.port.Engine`. Everything but the runner's own thread happens on the event loop's thread."""
+
+    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+        self._runner, self._config = runner, config
+        self._reports, self._speed = ReportQueue(), SpeedMeter()
+        self._wake = asyncio.Event()
+        self._by_id: dict[RequestId, SequenceState] = {}
+        self._watchers: dict[int, asyncio.Task[None]] = {}
+        self._endings: list[tuple[SequenceState, FinishReason, Fault | None]] = []
+        self._failures_in_a_row = 0
+        self._owner: asyncio.Task[None] | None = None
+        self._group: asyncio.TaskGroup
+        self._info: RunnerInfo
+        self._scheduler: Scheduler
+        self.state = EngineState.NEW
+
+    # -- the port ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> EngineInfo:
+        assert self.state is EngineState.NEW, "an engine starts once"
+        info = self._info = await self._runner.start()
+        capacity_tokens = info.blocks_total * info.layout.block_tokens
+        limit = min(info.max_model_len_tokens, capacity_tokens, self._config.max_model_len_tokens or capacity_tokens)
+        self._scheduler = Scheduler(
+            SchedulerLimits(
+                block_tokens=info.layout.block_tokens,
+                blocks_total=info.blocks_total,
+                max_model_len_tokens=limit,
+                max_running=self._config.max_batch,
+                prefill_chunk_tokens=self._config.prefill_chunk_tokens,
+                max_waiting=self._config.max_waiting,
+            )
+        )
+        entered = asyncio.Event()
+        self._owner = asyncio.create_task(self._own(entered), name="engine-steps")
+        await entered.wait()
+        self.state = EngineState.READY
+        return EngineInfo(
+            model=self._config.model_name,
+            model_fingerprint=info.shape.model_fingerprint,
+            max_model_len_tokens=limit,
+            kv_layout=info.layout.describe(),
+            kv_blocks_total=info.blocks_total,
+            kv_block_tokens=info.layout.block_tokens,
+        )
+
+    def manifest(self, prompt_tokens: int) -> KvManifest:
+        return self._info.shape.manifest(prompt_tokens)
+
+    def submit(self, request: EngineRequest) -> None:
+        if self.state is EngineState.FAILED:
+            raise EngineFailed("this engine has failed", todo="restart the worker")
+        if self.state is not EngineState.READY:
+            raise Draining(f"this engine is {self.state}")
+        if request.request_id in self._by_id:
+            raise InvalidRequest(f"request {request.request_id} is here already", param="request_id")
+        self._check_tokens(request.token_ids)
+        self._check_transfer(request)
+        sequence = self._scheduler.submit(request)
+        self._by_id[request.request_id] = sequence
+        if request.kv_load is not None:
+            self._watchers[sequence.uid] = self._group.create_task(self._watch(sequence))
+        self._wake.set()
+
+    def start_decode(self, request_id: RequestId, first_token_id: int) -> None:
+        sequence = self._by_id.get(request_id)
+        if sequence is None or sequence.phase is not Phase.LOADING:
+            return
+        if not 0 <= first_token_id < self._info.vocab_size:
+            error = InvalidRequest(f"first token {first_token_id} is not in the vocabulary", param="first_token_id")
+            self._end_later(sequence, FinishReason.ERROR, error.to_fault())
+        elif self._scheduler.first_token(sequence, first_token_id):
+            self._queued_with_kv(sequence)
+
+    def abort(self, request_id: RequestId) -> None:
+        sequence = self._by_id.pop(request_id, None)  # at once: the id may be submitted anew before the step ends
+        if sequence is not None:
+            self._end_later(sequence, FinishReason.CANCELLED, None)
+
+    def steps(self) -> AsyncIterator[StepReport]:
+        return self._reports.iterate()
+
+    def load(self) -> EngineLoad:
+        scheduler = self._scheduler
+        return EngineLoad(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            loading=len(scheduler.loading),
+            queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            kv_blocks_free=scheduler.pool.free,
+            decode_step_s=self._speed.decode_step_s,
+            prefill_tokens_per_s=self._speed.prefill_tokens_per_s,
+        )
+
+    @property
+    def preemptions(self) -> int:
+        """Sequences put back to recompute, since the start."""
+        return self._scheduler.preemptions
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if a block, sequence or watcher is lost or held twice. For tests and diagnosis."""
+        self._scheduler.check_invariants()
+        alive = {sequence.uid for sequence in self._everyone()}
+        assert set(self._watchers) <= alive, "a watcher outlived its sequence"
+        assert {sequence.uid for sequence in self._by_id.values()} <= alive, "an ended sequence is still known"
+
+    async def stop(self) -> None:
+        if self.state in (EngineState.NEW, EngineState.STOPPED):
+            self.state = EngineState.STOPPED
+            self._reports.close()
+            return
+        self.state = EngineState.STOPPED
+        self._reports.drain()
+        self._wake.set()
+        assert self._owner is not None, "a started engine has its task"
+        await self._owner
+        await self._runner.stop()
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    async def _own(self, entered: asyncio.Event) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                entered.set()
+                await self._step_until_stopped()
+                for watcher in self._watchers.values():
+                    watcher.cancel()
+        finally:
+            self._reports.close()
+
+    async def _step_until_stopped(self) -> None:
+        fault: Fault | None = None
+        while self.state in (EngineState.NEW, EngineState.READY):
+            self._wake.clear()
+            await self._emit(self._apply_endings())
+            batch = self._scheduler.schedule()
+            if not batch.works:
+                await self._wake.wait()
+                continue
+            fault = await self._step(batch)
+        reason = FinishReason.CANCELLED if self.state is EngineState.STOPPED else FinishReason.ERROR
+        for sequence in self._everyone():
+            self._end_later(sequence, reason, fault if reason is FinishReason.ERROR else None)
+        await self._emit(self._apply_endings())
+
+    async def _step(self, batch: Batch) -> Fault | None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        fault: Fault | None = None
+        try:
+            results = await self._runner.execute(batch)
+        except RUNNER_FAULTS as error:
+            fault = _engine_fault(error)
+            outputs = self._fail_running(batch, fault)
+        else:
+            self._failures_in_a_row = 0
+            outputs = self._take(batch, results)
+        report = StepReport(
+            outputs=tuple(outputs),
+            step_s=loop.time() - began_s,
+            prefill_tokens=batch.prefill_tokens,
+            decode_sequences=batch.decode_sequences,
+        )
+        self._speed.note(report)
+        if outputs:
+            await self._reports.put(report)
+        return fault
+
+    def _take(self, batch: Batch, results: Sequence[WorkResult]) -> list[SequenceOutput]:
+        indexes = [work.sequence.next_output_index for work in batch.works]
+        pairs = list(zip(batch.works, results, strict=True))
+        sampled = {w.sequence.uid: r.token_id for w, r in pairs if w.sample and r.token_id is not None}
+        self._scheduler.commit(batch, sampled)
+        outputs = []
+        for (work, result), index in zip(pairs, indexes, strict=True):
+            output = self._take_one(work, result, index)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def _take_one(self, work: Work, result: WorkResult, index: int) -> SequenceOutput | None:
+        sequence = work.sequence
+        if work.load and sequence.request.kv_load is not None:
+            sequence.request.kv_load.release()
+        if result.fault is not None:
+            return self._end(sequence, FinishReason.ERROR, result.fault)
+        if result.token_id is None:
+            assert not work.sample, "the runner sampled nothing"
+            return None
+        finish = sequence.finish_after(result.token_id, index, self._info.eos_token_ids)
+        if finish is None and sequence.request.kv_save is not None:
+            finish = FinishReason.HANDOFF
+        fault = None if finish is None else self._free(sequence, finish, None)
+        if fault is not None:
+            return _ended(sequence, index, FinishReason.ERROR, fault)
+        return SequenceOutput(
+            request_id=sequence.request.request_id,
+            output_index=index,
+            token_ids=(result.token_id,),
+            logprobs=None if result.logprob is None else (result.logprob,),
+            finish=finish,
+        )
+
+    def _fail_running(self, batch: Batch, fault: Fault) -> list[SequenceOutput]:
+        self._scheduler.commit(batch, {})
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW and self.state is EngineState.READY:
+            self.state = EngineState.FAILED
+        return [self._end(sequence, FinishReason.ERROR, fault) for sequence in list(self._scheduler.running)]
+
+    # -- ends -------------------------------------------------------------------------------------------------------
+
+    def _end_later(self, sequence: SequenceState, finish: FinishReason, fault: Fault | None) -> None:
+        self._endings.append((sequence, finish, fault))
+        self._wake.set()
+
+    def _apply_endings(self) -> list[SequenceOutput]:
+        endings, self._endings = self._endings, []
+        # A sequence may have ended by itself, or been ended twice, since it was noted here: the first end counts.
+        return [self._end(s, finish, fault) for s, finish, fault in endings if s.phase is not Phase.DONE]
+
+    def _end(self, sequence: SequenceState, finish: FinishReason, fault: Fault | None) -> SequenceOutput:
+        index = sequence.next_output_index
+        self._free(sequence, finish, fault)
+        return _ended(sequence, index, finish, fault)
+
+    def _free(self, sequence: SequenceState, finish: FinishReason, fault: Fault | None) -> Fault | None:
+        """Everything that the sequence holds, exactly once. A fault if its KV could not be sealed after all."""
+        self._scheduler.finish(sequence)
+        request = sequence.request
+        if self._by_id.get(request.request_id) is sequence:
+            del self._by_id[request.request_id]
+        watcher = self._watchers.pop(sequence.uid, None)
+        if watcher is not None:
+            watcher.cancel()
+        if request.kv_load is not None:
+            request.kv_load.release()
+        if request.kv_save is None:
+            return None
+        if finish in (FinishReason.ERROR, FinishReason.CANCELLED):
+            request.kv_save.abort(fault or _CANCELLED.to_fault())
+            return None
+        try:
+            request.kv_save.seal()
+        except IsthmusError as error:
+            request.kv_save.abort(error.to_fault())
+            return error.to_fault()
+        return None
+
+    # -- pieces -----------------------------------------------------------------------------------------------------
+
+    async def _watch(self, sequence: SequenceState) -> None:
+        source = sequence.request.kv_load
+        assert source is not None, "only decode-only sequences are watched"
+        try:
+            await source.ready()
+        except IsthmusError as error:
+            self._end_later(sequence, FinishReason.ERROR, error.to_fault())
+        else:
+            if self._scheduler.source_ready(sequence):
+                self._queued_with_kv(sequence)
+
+    def _queued_with_kv(self, sequence: SequenceState) -> None:
+        first = sequence.tokens[-1]
+        finish = sequence.finish_after(first, sequence.request.output_offset, self._info.eos_token_ids)
+        if finish is not None:
+            self._end_later(sequence, finish, None)
+        self._wake.set()
+
+    async def _emit(self, outputs: list[SequenceOutput]) -> None:
+        if outputs:
+            await self._reports.put(StepReport(tuple(outputs), step_s=0.0, prefill_tokens=0, decode_sequences=0))
+
+    def _everyone(self) -> list[SequenceState]:
+        scheduler = self._scheduler
+        return [*scheduler.running, *scheduler.waiting, *scheduler.loading.values()]
+
+    def _check_tokens(self, token_ids: tuple[int, ...]) -> None:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._info.vocab_size:
+            raise InvalidRequest(
+                f"token ids must be below {self._info.vocab_size}, the vocabulary's size", param="prompt"
+            )
+
+    def _check_transfer(self, request: EngineRequest) -> None:
+        transfer = request.kv_save or request.kv_load
+        if transfer is None or not request.token_ids:
+            return
+        ours = self.manifest(len(request.token_ids)).total_bytes
+        if transfer.total_bytes != ours:
+            raise ManifestMismatch(
+                "the transfer's size is not this prompt's KV",
+                why=f"here {ours} bytes, there {transfer.total_bytes}",
+                param="total_bytes",
+            )
+
+
+def _ended(sequence: SequenceState, index: int, finish: FinishReason, fault: Fault | None) -> SequenceOutput:
+    return SequenceOutput(request_id=sequence.request.request_id, output_index=index, finish=finish, fault=fault)
+
+
+def _engine_fault(error: BaseException) -> Fault:
+    if isinstance(error, IsthmusError):
+        return error.to_fault()
+    return EngineFailed("a step failed", why=f"{type(error).__name__}: {error}").to_fault()

@@ -1,0 +1,175 @@
+"""The reference engine's runner: one thread that owns the model and the paged cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from isthmus_shared.engines.config import EngineConfig
+from isthmus_shared.engines.port import EngineRequest
+from isthmus_shared.engines.reference.fingerprint import model_fingerprint
+from isthmus_shared.engines.reference.model import ReferenceModel
+from isthmus_shared.engines.reference.model_config import ModelConfig, read_model_config
+from isthmus_shared.engines.reference.plan import make_plan
+from isthmus_shared.engines.reference.weights import load_weights
+from isthmus_shared.engines.runner_port import RunnerInfo, WorkResult
+from isthmus_shared.engines.sampling import sample
+from isthmus_shared.engines.sequence import Batch, Phase, Work
+from isthmus_shared.engines.sequence import Sequence as SequenceState
+from isthmus_shared.engines.transfer import read_span, write_span
+from isthmus_shared.errors import ConfigInvalid, Fault, IsthmusError
+from isthmus_shared.ids import RequestId
+from isthmus_shared.kv.canonical import CanonicalIndex, KvPart
+from isthmus_shared.kv.layout import KvLayout
+from isthmus_shared.kv.paged import PagedKv
+from isthmus_shared.kv.shape import KvShape, group_layers
+from isthmus_shared.messages.work import SamplingParams
+
+WARM_UP_TOKENS = 16
+
+
+class ReferenceRunner:
+    def __init__(self, config: EngineConfig) -> None:
+        if config.model_path is None:
+            raise ConfigInvalid("the reference engine needs a model folder", param="model_path")
+        self._config = config
+        self._folder: Path = config.model_path
+        self._layout = KvLayout.parse(config.kv_layout)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference-engine")
+        self._model: ReferenceModel
+        self._kv: PagedKv
+        self._shape: KvShape
+
+    async def start(self) -> RunnerInfo:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._load_model)
+
+    async def execute(self, batch: Batch) -> Sequence[WorkResult]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._execute, batch)
+
+    async def stop(self) -> None:
+        self._thread.shutdown(wait=True)
+
+    # -- in the engine's thread -------------------------------------------------------------------------------------
+
+    def _load_model(self) -> RunnerInfo:
+        torch.set_num_threads(self._config.threads)
+        config = read_model_config(self._folder)
+        self._shape = KvShape(
+            model_fingerprint=model_fingerprint(self._folder),
+            dtype=self._layout.dtype,
+            groups=group_layers(config.windows, kv_heads=config.kv_heads, head_dim=config.head_dim),
+        )
+        block_bytes = self._shape.token_bytes * self._layout.block_tokens
+        blocks = self._config.kv_blocks or max(1, self._config.kv_cache_bytes // block_bytes)
+        self._kv = PagedKv(
+            self._layout, layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, blocks=blocks
+        )
+        self._model = ReferenceModel(config, load_weights(self._folder, config))
+        self._warm_up()
+        return RunnerInfo(
+            shape=self._shape,
+            layout=self._layout,
+            blocks_total=blocks,
+            max_model_len_tokens=config.max_position,
+            vocab_size=config.vocab_size,
+            eos_token_ids=config.eos_token_ids,
+        )
+
+    def _warm_up(self) -> None:
+        count = min(WARM_UP_TOKENS, self._layout.block_tokens)
+        request = EngineRequest(RequestId("warm-up"), (0,) * count, SamplingParams(max_tokens=1, temperature=0))
+        sequence = SequenceState(
+            uid=-1, request=request, max_tokens_total=count + 1, tokens=[0] * count, phase=Phase.RUNNING
+        )
+        work = Work(sequence, (0,) * count, start=0, block_table=(0,), prefill=True, load=False, sample=True)
+        self._execute(Batch((work,)))
+
+    def _execute(self, batch: Batch) -> list[WorkResult]:
+        faults: dict[int, Fault] = {}
+        with torch.inference_mode():
+            for work in batch.works:
+                if work.load:
+                    self._load(work, faults)
+            live = [work for work in batch.works if work.sequence.uid not in faults]
+            if not live:
+                return [_fault_of(work, faults) for work in batch.works]
+            plan = make_plan(live, self._kv, self._model.config.windows)
+            logits = self._model.forward(plan, self._kv, lambda layer: self._save(layer, live, faults))
+            rows = iter(logits)
+            sampled = {work.sequence.uid: _sample(work, next(rows)) for work in live if work.sample}
+        return [
+            _fault_of(work, faults) if work.sequence.uid in faults else sampled.get(work.sequence.uid, WorkResult())
+            for work in batch.works
+        ]
+
+    def _save(self, layer: int, works: Sequence[Work], faults: dict[int, Fault]) -> None:
+        """Gather what this step has added to one layer, canonical, into the sinks."""
+        for work in works:
+            sequence, sink = work.sequence, work.sequence.request.kv_save
+            start = max(work.start, sequence.saved)
+            if sink is None or start >= work.end or sequence.uid in faults:
+                continue
+            index = self._index(sequence)
+            span = index.span(layer, KvPart.K, start, work.end)
+            if span is None:
+                continue
+            parts = self._kv.gather(layer, self._kv.slots(work.block_table, span.token_start, span.token_end))
+            try:
+                for part, rows in zip(KvPart, parts, strict=True):
+                    place = index.span(layer, part, span.token_start, span.token_end)
+                    assert place is not None, "K and V of one layer have the same tokens"
+                    write_span(sink, place, rows.view(-1).view(torch.uint8).numpy())
+            except IsthmusError as error:
+                faults[sequence.uid] = error.to_fault()
+
+    def _load(self, work: Work, faults: dict[int, Fault]) -> None:
+        """Scatter the source's bytes into this cache's layout.
+
+        Tokens that a window hides stay out of the flow; their slots are zeroed, for a former owner's bytes must not
+        even be multiplied by zero.
+        """
+        sequence, source = work.sequence, work.sequence.request.kv_load
+        assert source is not None, "it loads"
+        index = self._index(sequence)
+        try:
+            for layer in index.layers:
+                group = index.group(layer)
+                shape = (group.tokens, group.kv_heads, group.head_dim)
+                k, v = (
+                    torch.from_numpy(read_span(source, index.whole(layer, part))).view(self._kv.dtype).view(shape)
+                    for part in KvPart
+                )
+                self._kv.scatter(layer, self._kv.slots(work.block_table, group.token_start, group.token_end), k, v)
+                if group.token_start:
+                    zeros = k.new_zeros(group.token_start, group.kv_heads, group.head_dim)
+                    self._kv.scatter(layer, self._kv.slots(work.block_table, 0, group.token_start), zeros, zeros)
+        except IsthmusError as error:
+            faults[sequence.uid] = error.to_fault()
+
+    def _index(self, sequence: SequenceState) -> CanonicalIndex:
+        return CanonicalIndex(self._shape.manifest(sequence.prompt_tokens))
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self._model.config
+
+
+def _fault_of(work: Work, faults: dict[int, Fault]) -> WorkResult:
+    return WorkResult(fault=faults[work.sequence.uid])
+
+
+def _sample(work: Work, logits: Tensor) -> WorkResult:
+    sequence = work.sequence
+    first_output = sequence.prompt_tokens - sequence.request.output_offset
+    token_id, logprob = sample(
+        sequence.request.sampling,
+        output_index=sequence.next_output_index,
+        previous=sequence.tokens[first_output:],
+        logits=logits.numpy(),
+    )
+    return WorkResult(token_id=token_id, logprob=logprob)

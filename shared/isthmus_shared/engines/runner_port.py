@@ -1,0 +1,47 @@
+"""What `BatchingEngine` asks of whatever computes its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from isthmus_shared.engines.sequence import Batch
+from isthmus_shared.errors import Fault
+from isthmus_shared.kv.layout import KvLayout
+from isthmus_shared.kv.shape import KvShape
+from isthmus_shared.messages.work import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    shape: KvShape
+    layout: KvLayout
+    blocks_total: int
+    max_model_len_tokens: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkResult:
+    """One work's outcome: a token if it samples, or a fault of this sequence alone (its sink or source failed)."""
+
+    token_id: int | None = None
+    logprob: TokenLogprob | None = None
+    fault: Fault | None = None
+
+
+class Runner(Protocol):
+    async def start(self) -> RunnerInfo:
+        """Load and warm up."""
+        ...
+
+    async def execute(self, batch: Batch) -> Sequence[WorkResult]:
+        """Compute one step; one result per work, in order. Loads and saves KV of the works that ask for it.
+
+        An exception fails every running sequence.
+        """
+        ...
+
+    async def stop(self) -> None: ...

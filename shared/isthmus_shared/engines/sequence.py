@@ -1,0 +1,100 @@
+"""One sequence's state inside an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from isthmus_shared.engines.port import EngineRequest
+from isthmus_shared.messages.work import FinishReason
+
+
+class Phase(StrEnum):
+    LOADING = "loading"
+    """Decode only: its KV or its first token has not come. Holds no blocks."""
+    WAITING = "waiting"
+    RUNNING = "running"
+    """Holds blocks for all tokens it has computed."""
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    uid: int
+    """The engine's own id: a request id may come again (a re-plan) while its predecessor is still ending."""
+    request: EngineRequest
+    max_tokens_total: int
+    """Prompt and output at most."""
+    tokens: list[int]
+    phase: Phase
+    order: int = 0
+    """Place in the queue, given once, when it could first run. Smaller is older."""
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    """Tokens whose KV is in the blocks."""
+    prefill_until: int = 0
+    """Tokens that must be computed before it decodes: the prompt, or everything so far after a preemption."""
+    saved: int = 0
+    """Prompt tokens that are already in the sink; a preemption does not save them again."""
+    loads: bool = False
+    """Its KV comes from `kv_load` when it is admitted, instead of being computed."""
+    source_ready: bool = False
+    first_token_known: bool = False
+    runner_note: bytes | None = None
+    """The runner's own memo, dropped with the sequence."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.token_ids)
+
+    @property
+    def prefilling(self) -> bool:
+        return self.computed < self.prefill_until
+
+    @property
+    def next_output_index(self) -> int:
+        """Index in the output of the token that is sampled next."""
+        return self.request.output_offset + len(self.tokens) - self.prompt_tokens
+
+    @property
+    def kv_tokens_at_most(self) -> int:
+        """The last token's KV is never needed; a prefill-only sequence keeps only the prompt's."""
+        return self.prompt_tokens if self.request.kv_save is not None else self.max_tokens_total - 1
+
+    def finish_after(self, token_id: int, output_index: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
+        """Why the output ends with that token, or None. The ending token is part of the output."""
+        sampling = self.request.sampling
+        if token_id in sampling.stop_token_ids or (token_id in eos_token_ids and not sampling.ignore_eos):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if output_index + 1 >= sampling.max_tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sequence's part of a step: compute `tokens` (positions `start …`), after loading if it loads."""
+
+    sequence: Sequence
+    tokens: tuple[int, ...]
+    start: int
+    block_table: tuple[int, ...]
+    prefill: bool
+    load: bool
+    sample: bool
+    """These tokens are its last known ones: a next token comes out."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    works: tuple[Work, ...]
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(len(work.tokens) for work in self.works if work.prefill)
+
+    @property
+    def decode_sequences(self) -> int:
+        return sum(not work.prefill for work in self.works)
