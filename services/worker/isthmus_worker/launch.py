@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from isthmus_shared.process import run_from_environ
-
 from isthmus_kvrelay.client import RelayClient
 from isthmus_shared.engines.factory import create_engine
 from isthmus_shared.messages.work import WorkerRef
-from isthmus_shared.runtime import ServiceRuntime
+from isthmus_shared.runtime import ServiceRuntime, run_from_environ
 from isthmus_worker.config import WorkerConfig
 from isthmus_worker.host import WorkerHost
 from isthmus_worker.ports import RelayConnect, RelayLink
