@@ -71,6 +71,7 @@ async def _run(name: str, config: C, main: Callable[[ServiceRuntime[C]], Awaitab
         if runtime.stopping.is_set():
             hurry.set()
         runtime.stopping.set()
+        runtime.set_state(ProcessState.DRAINING)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,7 +99,6 @@ async def _until_ended(
             stop.cancel()
             return True
         runtime.log.info("service.stopping", grace_s=runtime.config.shutdown_grace_s)
-        runtime.set_state(ProcessState.DRAINING)
         now = tasks.create_task(_wait(hurry), name="hurry")
         await asyncio.wait({work, now}, timeout=runtime.config.shutdown_grace_s, return_when=asyncio.FIRST_COMPLETED)
         now.cancel()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import pytest
+
 from isthmus_shared.bus.memory import MemoryBroker
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.errors import ConfigInvalid, Fault, NoCapacity
