@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from isthmus_shared.errors import ConfigInvalid
+from isthmus_shared.kv.layout import KvLayout
 
 MAX_PROCESSES = 64
 """Workers and relays of one local cluster; more would not fit one machine, and is a slip of the pen."""
+MAX_PROBLEMS = 10
+"""Shown at once; a file with more is better read from its top."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
 """Becomes part of bus subjects, file names and metrics, hence the narrow alphabet."""
@@ -28,7 +31,8 @@ class ModelSpec(_Spec):
     name: str = Field(default="isthmus-demo", min_length=1, max_length=200)
     """What clients send as `model`."""
     path: Path | None = None
-    """A Hugging Face folder (config.json, *.safetensors, tokenizer.json). None: a small seeded one is made."""
+    """A Hugging Face folder (config.json, *.safetensors, tokenizer.json), relative to the file. None: a small seeded
+    one is made."""
 
 
 class IngressSpec(_Spec):
@@ -61,6 +65,14 @@ class WorkerSpec(_Spec):
     prefill_chunk_tokens: int | None = Field(default=None, gt=0)
     threads: int | None = Field(default=None, gt=0)
     env: dict[EnvName, str] = {}
+
+    @field_validator("kv_layout")
+    @classmethod
+    def _known_layout(cls, text: str) -> str:
+        try:
+            return str(KvLayout.parse(text))
+        except ConfigInvalid as error:
+            raise ValueError(error.text) from error
 
 
 class NodeSpec(_Spec):
@@ -95,6 +107,14 @@ class ClusterSpec(_Spec):
             raise ValueError(f"more than {MAX_PROCESSES} nodes and workers on one machine")
         return self
 
+    @classmethod
+    def checked(cls, fields: Mapping[str, object], name: str) -> ClusterSpec:
+        """Raises `ConfigInvalid` naming the field and what is wrong."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise _invalid(name, None, error) from error
+
     def on_one_node(self) -> ClusterSpec:
         """The same workers, all on the first node: KV then crosses through that node's shared memory."""
         first = self.nodes[0]
@@ -113,7 +133,11 @@ def load(path: Path | None) -> ClusterSpec:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigInvalid(f"{path} cannot be read", why=str(error)) from error
-    return parse(text, str(path))
+    spec = parse(text, str(path))
+    if spec.model.path is None:
+        return spec
+    found = spec.model.model_copy(update={"path": path.parent / spec.model.path})
+    return spec.model_copy(update={"model": found})
 
 
 def parse(text: str, name: str) -> ClusterSpec:
@@ -130,15 +154,22 @@ def parse(text: str, name: str) -> ClusterSpec:
     try:
         return ClusterSpec.model_validate(fields)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=True)
-        lines = [_problem(name, tree, problem["loc"], problem["msg"], problem["input"]) for problem in problems[:10]]
-        raise ConfigInvalid("\n".join(lines), param=".".join(map(str, problems[0]["loc"])) or None) from error
+        raise _invalid(name, tree, error) from error
+
+
+def _invalid(name: str, tree: yaml.Node | None, error: ValidationError) -> ConfigInvalid:
+    problems = error.errors(include_url=False, include_input=True)
+    lines = [
+        _problem(name, tree, problem["loc"], problem["msg"], problem["input"]) for problem in problems[:MAX_PROBLEMS]
+    ]
+    return ConfigInvalid("\n".join(lines), param=".".join(map(str, problems[0]["loc"])) or None)
 
 
 def _problem(name: str, tree: yaml.Node | None, loc: Sequence[int | str], message: str, value: object) -> str:
+    at = name if tree is None else f"{name}:{_line_of(tree, loc)}"
     where = ".".join(map(str, loc)) or "cluster"
     given = f" (given: {value!r})" if isinstance(value, (str, int, float, bool)) else ""
-    return f"{name}:{_line_of(tree, loc)}: {where}: {message}{given}"
+    return f"{at}: {where}: {message}{given}"
 
 
 def _line_of(tree: yaml.Node | None, loc: Sequence[int | str]) -> int:

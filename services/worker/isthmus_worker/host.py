@@ -79,8 +79,8 @@ class WorkerHost:
             with contextlib.suppress(BusDisconnected):
                 lost = WorkerLost(worker=self.worker, why=why)
                 await self._runtime.bus.publish(subjects.WORKER_LOST, lost.encode())
+            await self._engine.stop()  # before the relay, so that what is cut short is given back in order
             await self._attachment.close()
-            await self._engine.stop()
 
     async def attach(self, role: RoleHandlers) -> None:
         """Starts answering for that role; returns when requests can arrive."""

@@ -35,6 +35,6 @@ def relay_connect(config: WorkerConfig, worker: WorkerRef) -> RelayConnect | Non
         return None
 
     async def connect() -> RelayLink:
-        return await RelayClient.connect(socket_path, worker=worker, timeout_s=config.relay_connect_s)
+        return await RelayClient.connect(str(socket_path), worker=worker, timeout_s=config.relay_connect_s)
 
     return connect
