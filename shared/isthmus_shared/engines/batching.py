@@ -67,7 +67,7 @@ class BatchingEngine:
 
     async def start(self) -> EngineInfo:
         assert self.state is EngineState.NEW, "an engine starts once"
-        info = self._info = await self._runner.start()
+        info = self._info = await self._start_runner()
         capacity_tokens = info.blocks_total * info.layout.block_tokens
         limit = min(info.max_model_len_tokens, capacity_tokens, self._config.max_model_len_tokens or capacity_tokens)
         self._scheduler = Scheduler(
@@ -154,16 +154,26 @@ class BatchingEngine:
         assert {sequence.uid for sequence in self._by_id.values()} <= alive, "an ended sequence is still known"
 
     async def stop(self) -> None:
-        if self.state in (EngineState.NEW, EngineState.STOPPED):
-            self.state = EngineState.STOPPED
-            self._reports.close()
-            return
+        owner, self._owner = self._owner, None
         self.state = EngineState.STOPPED
         self._reports.drain()
         self._wake.set()
-        assert self._owner is not None, "a started engine has its task"
-        await self._owner
+        if owner is None:  # never started, or stopped already
+            self._reports.close()
+            return
+        await owner
         await self._runner.stop()
+
+    async def _start_runner(self) -> RunnerInfo:
+        started = False
+        try:
+            info = await self._runner.start()
+            started = True
+        finally:
+            if not started:  # its thread must not outlive a model that cannot be loaded
+                self.state = EngineState.FAILED
+                await self._runner.stop()
+        return info
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 

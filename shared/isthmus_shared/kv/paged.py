@@ -51,7 +51,9 @@ class PagedKv:
         if self.layout.packed_k is None:
             self.k[layer][block, :, offset] = k
         else:
-            self.k[layer][block, :, :, offset] = k.view(*k.shape[:-1], -1, self.layout.packed_k)
+            self.k[layer][block, :, :, offset] = k.view(
+                *k.shape[:-1], self.head_dim // self.layout.packed_k, self.layout.packed_k
+            )
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Contiguous copies (k, v) of `slots` [...]: each [..., kv_heads, head_dim] in the cache's dtype."""
