@@ -43,8 +43,11 @@ class Command:
 class Child:
     """`run` keeps the command alive until `stop` or cancellation. `changed` is called after every start and end."""
 
-    def __init__(self, command: Command, changed: Callable[[Child, str], None]) -> None:
+    def __init__(
+        self, command: Command, changed: Callable[[Child, str], None], *, backoff_max_s: float = BACKOFF_MAX_S
+    ) -> None:
         self.command = command
+        self._backoff_max_s = backoff_max_s
         self.restarts = 0
         self.stopping = False
         self._changed = changed
@@ -76,7 +79,7 @@ class Child:
                     why=tail(self.command.log),
                     todo=f"see {self.command.log}",
                 )
-            await asyncio.sleep(min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** (self._quick_crashes - 1)))
+            await asyncio.sleep(min(self._backoff_max_s, BACKOFF_MIN_S * 2 ** (self._quick_crashes - 1)))
             self.restarts += 1
 
     async def stop(self, grace_s: float = STOP_S) -> bool:

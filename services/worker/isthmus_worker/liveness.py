@@ -12,7 +12,8 @@ HELD_UP_S = 1.0
 
 
 class IngressLife:
-    def __init__(self) -> None:
+    def __init__(self, lost_s: float = INGRESS_LOST_S) -> None:
+        self._lost_s = lost_s
         self._heard_s: dict[str, float] = {}
         self._swept_s: float | None = None
 
@@ -31,4 +32,4 @@ class IngressLife:
         self._heard_s = {subject: at_s for subject, at_s in self._heard_s.items() if subject in wanted}
         if deaf or gap_s > HELD_UP_S:
             self._heard_s = {subject: at_s + gap_s for subject, at_s in self._heard_s.items()}
-        return frozenset(s for s in wanted if now_s - self._heard_s.setdefault(s, now_s) > INGRESS_LOST_S)
+        return frozenset(s for s in wanted if now_s - self._heard_s.setdefault(s, now_s) > self._lost_s)

@@ -56,11 +56,8 @@ async def test_a_crashed_process_is_started_again_until_it_is_told_to_stop(tmp_p
     assert child.pid is None
 
 
-async def test_one_that_never_lives_is_given_up_with_the_end_of_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("isthmus_cli.child.BACKOFF_MAX_S", 0.01)
-    child = Child(command(tmp_path, "import sys; print('no such thing'); sys.exit(3)"), Seen())
+async def test_one_that_never_lives_is_given_up_with_the_end_of_its_log(tmp_path: Path) -> None:
+    child = Child(command(tmp_path, "import sys; print('no such thing'); sys.exit(3)"), Seen(), backoff_max_s=0.01)
     with pytest.raises(Unavailable, match=r"exit code 3.*no such thing"):
         async with asyncio.timeout(30):
             await child.run()
