@@ -25,7 +25,8 @@ import asyncio, os, sys
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.errors import ConfigInvalid, PartyLost
 from isthmus_shared.messages.health import ProcessState
-from isthmus_shared.runtime import ServiceRuntime, run_from_environ
+from isthmus_shared.runtime import run_from_environ
+from isthmus_shared.service import ServiceRuntime
 
 async def main(runtime: ServiceRuntime) -> None:
     match sys.argv[1]:

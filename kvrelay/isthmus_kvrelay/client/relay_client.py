@@ -9,6 +9,7 @@ import socket
 import threading
 from collections import deque
 from dataclasses import dataclass
+from typing import cast
 
 from isthmus_kvrelay import control
 from isthmus_kvrelay.client.sink import RelaySink
@@ -270,8 +271,7 @@ class _Link(asyncio.Protocol):
         self._leaving = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by isinstance
 
     def data_received(self, data: bytes) -> None:
         try:

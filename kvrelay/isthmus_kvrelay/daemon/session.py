@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import Protocol
+from typing import Protocol, cast
 
 from isthmus_kvrelay import control
 from isthmus_kvrelay.core.events import (
@@ -63,8 +63,7 @@ class Session(asyncio.Protocol):
         self._closed_because: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by isinstance
         # A socket object of our own on a copy of the descriptor: the loop's (uvloop's above all) passes no descriptors.
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:
             if peer_uid(sock) not in (os.geteuid(), 0):
