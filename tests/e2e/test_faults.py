@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,6 @@ from isthmus_testing.openai_client import Answer, Case, aggregated, assert_same,
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-STREAMS = 8
-TOKENS = 120
 ANSWER_S = 60.0
 """Every stream must have ended by then: the request's own deadlines are shorter."""
 ERRORS = {
@@ -29,12 +28,33 @@ ERRORS = {
     "transfer_failed",
     "unavailable",
 }
-CASES = [Case(prompt_of(40 + 37 * number, seed=number), max_tokens=TOKENS) for number in range(STREAMS)]
+VICTIMS = ["decode-b", "prefill-a", "relay-node-a", "relay-node-b", "nats-server"]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When it happens: as soon as `streams` of the cases have had `chunks` chunks of tokens."""
+
+    cases: tuple[Case, ...]
+    streams: int
+    chunks: int
+
+
+MOMENTS = {
+    "while all decode": Moment(
+        tuple(Case(prompt_of(40 + 37 * number, seed=number), max_tokens=120) for number in range(8)), 8, 4
+    ),
+    "while prompts are computed and cross": Moment(
+        tuple(Case(prompt_of(1500 + 16 * number, seed=number), max_tokens=30) for number in range(4)), 1, 1
+    ),
+}
+Expected = Mapping[Case, Outcome]
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model: Path) -> list[Outcome]:
-    return asyncio.run(aggregated(tiny_model, CASES))
+def expected(tiny_model: Path) -> Expected:
+    cases = [case for moment in MOMENTS.values() for case in moment.cases]
+    return dict(zip(cases, asyncio.run(aggregated(tiny_model, cases)), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -43,40 +63,43 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield cluster
 
 
-class Halfway:
-    """Set when every stream has begun and several tokens have come."""
+class Progress:
+    """Of some streams; `reached` is set at the moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, moment: Moment) -> None:
         self.reached = asyncio.Event()
-        self._chunks = [0] * STREAMS
+        self._moment = moment
+        self._chunks = [0] * len(moment.cases)
 
     def counter(self, number: int) -> Callable[[], Awaitable[None]]:
         async def count() -> None:
             self._chunks[number] += 1
-            if min(self._chunks) >= 4:
+            if sum(chunks >= self._moment.chunks for chunks in self._chunks) >= self._moment.streams:
                 self.reached.set()
 
         return count
 
 
-async def streams_while(cluster: LocalCluster, happens: Callable[[], None]) -> list[Answer]:
+async def streams_while(cluster: LocalCluster, moment: Moment, happens: Callable[[], None]) -> list[Answer]:
     """All streams' ends; in their middle, something happens."""
-    halfway = Halfway()
+    progress = Progress(moment)
     async with client(cluster.url) as http, asyncio.timeout(ANSWER_S), asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(stream(http, case, halfway.counter(n))) for n, case in enumerate(CASES)]
-        await halfway.reached.wait()
+        running = [tasks.create_task(stream(http, case, progress.counter(n))) for n, case in enumerate(moment.cases)]
+        await progress.reached.wait()
         assert not any(task.done() for task in running), "the streams were too short to be in their middle"
         happens()
     return [task.result() for task in running]
 
 
-@pytest.mark.parametrize("victim", ["decode-b", "prefill-a", "relay-node-a", "relay-node-b"])
+@pytest.mark.parametrize("when", MOMENTS)
+@pytest.mark.parametrize("victim", VICTIMS)
 async def test_a_killed_process_costs_no_client_a_wrong_or_missing_end(
-    cluster: LocalCluster, expected: list[Outcome], victim: str
+    cluster: LocalCluster, expected: Expected, victim: str, when: str
 ) -> None:
-    restarts = cluster.restarts(victim)
-    answers = await streams_while(cluster, lambda: cluster.kill(victim))
-    for answer, right in zip(answers, expected, strict=True):
+    restarts, moment = cluster.restarts(victim), MOMENTS[when]
+    answers = await streams_while(cluster, moment, lambda: cluster.kill(victim))
+    for case, answer in zip(moment.cases, answers, strict=True):
+        right = expected[case]
         if answer.error is None:
             assert_same(answer, right)
         else:
@@ -85,16 +108,17 @@ async def test_a_killed_process_costs_no_client_a_wrong_or_missing_end(
     await cluster.until_idle()
     assert cluster.restarts(victim) == restarts + 1
     async with client(cluster.url) as http:
-        assert_same(await complete(http, CASES[0]), expected[0])
+        assert_same(await complete(http, moment.cases[0]), expected[moment.cases[0]])
     await cluster.until_idle()
 
 
 async def test_streams_outlive_the_planner_and_a_new_one_knows_the_cluster(
-    cluster: LocalCluster, expected: list[Outcome]
+    cluster: LocalCluster, expected: Expected
 ) -> None:
-    answers = await streams_while(cluster, lambda: cluster.kill("planner"))
-    for answer, right in zip(answers, expected, strict=True):
-        assert_same(answer, right)
+    moment = MOMENTS["while all decode"]
+    answers = await streams_while(cluster, moment, lambda: cluster.kill("planner"))
+    for case, answer in zip(moment.cases, answers, strict=True):
+        assert_same(answer, expected[case])
     await cluster.until_idle()
     async with client(cluster.url) as http:
-        assert_same(await complete(http, CASES[1]), expected[1])
+        assert_same(await complete(http, moment.cases[1]), expected[moment.cases[1]])

@@ -440,3 +440,18 @@ async def test_a_role_can_be_taken_away_and_given_back_while_its_streams_run_on(
         assert worker.host.beat().roles == ()
         await worker.host.attach(DecodeRole())
         assert len(await alone(stack, worker.host.worker)) == 8
+
+
+async def test_an_outage_of_the_bus_in_mid_stream_leaves_no_gap() -> None:
+    async with cluster() as stack:
+        worker = await stack.worker("d", Role.DECODE, sim_decode_base_s=0.01)
+        submit = decode(worker.host.worker, None, sampling=SamplingParams(max_tokens=20, ignore_eos=True))
+        await stack.ask(subjects.worker_decode(WorkerId("d")), submit, SubmitReply)
+        indexes = [(await stack.next_event()).output_index]
+        stack.broker.disconnect()
+        await eventually(lambda: worker.host.sessions.idle.is_set())
+        assert stack.events.qsize() < 10, "the rest was computed while nobody could hear it"
+        stack.broker.reconnect()
+        while len(indexes) < 20:
+            indexes.append((await stack.next_event()).output_index)
+        assert indexes == list(range(20))
