@@ -18,7 +18,7 @@ from isthmus_shared.bus.server import EmbeddedNats
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.errors import BusDisconnected, DeadlineExceeded, Fault, IsthmusError, NoResponders
 from isthmus_shared.messages.base import WireMessage
-from isthmus_shared.runtime import ServiceRuntime
+from isthmus_shared.service import ServiceRuntime
 from isthmus_testing import eventually
 
 WAIT_S = 20.0

@@ -14,7 +14,7 @@ from isthmus_shared.config import ServiceConfig
 from isthmus_shared.errors import ConfigInvalid, Fault, NoCapacity
 from isthmus_shared.messages.base import WireMessage
 from isthmus_shared.messages.health import ProcessState
-from isthmus_shared.runtime import ServiceRuntime
+from isthmus_shared.service import ServiceRuntime
 from isthmus_testing import eventually
 
 WAIT_S = 10.0

@@ -1,0 +1,356 @@
+"""One worker's connection to its node's relay."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import socket
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import cast
+
+from isthmus_kvrelay import control
+from isthmus_kvrelay.client.sink import RelaySink
+from isthmus_kvrelay.client.source import RelaySource
+from isthmus_kvrelay.core.events import FlowKey
+from isthmus_kvrelay.framing import PREFIX_BYTES, FrameReader, cut, length_of
+from isthmus_kvrelay.transports.shm import SharedPool
+from isthmus_shared.engines.kv_port import KvSink, KvSource
+from isthmus_shared.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Fault,
+    InvalidRequest,
+    IsthmusError,
+    PartyLost,
+    ProtocolViolation,
+    StagingFull,
+)
+from isthmus_shared.ids import Generation, TransferId
+from isthmus_shared.kv.manifest import KvManifest
+from isthmus_shared.messages.work import KvTicket, RelayRef, WorkerRef
+
+WAIT_GRACE_S = 2.0
+"""The relay answers `open_sink` within its wait; if its word has not come this much later, the client gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """A sink that was asked for."""
+
+    total_bytes: int
+    sink: asyncio.Future[RelaySink]
+
+
+class RelayClient:
+    """Made by `connect`. All methods are for the loop that connected; sinks and sources for engine threads too."""
+
+    def __init__(self) -> None:
+        self.lost = asyncio.Event()
+        """Set when the relay is gone; every open sink and source has then failed."""
+        self._loop = asyncio.get_running_loop()
+        self._link = _Link(self)
+        self._welcome: asyncio.Future[control.Welcome] = self._loop.create_future()
+        self._pool: SharedPool | None = None
+        self._relay: RelayRef | None = None
+        self._opening: dict[FlowKey, _Opening] = {}
+        self._sinks: dict[FlowKey, RelaySink] = {}
+        self._sources: dict[FlowKey, RelaySource] = {}
+        self._lock = threading.Lock()
+        self._outbox: deque[control.ClientMessage] = deque()
+        self._flush_due = False
+
+    @classmethod
+    async def connect(cls, socket_path: str, *, worker: WorkerRef, timeout_s: float) -> RelayClient:
+        """Raises `PartyLost` when no relay is there, `DeadlineExceeded` when it does not answer, or its refusal."""
+        client = cls()
+        sock, fd = await _take_pool(socket_path, timeout_s)
+        connected = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                await client._loop.create_unix_connection(lambda: client._link, sock=sock)
+                client._link.write(control.Hello(worker=worker))
+                welcome = await client._welcome
+            client._pool = SharedPool.attach(fd, pool_bytes=welcome.pool_bytes, slot_bytes=welcome.slot_bytes)
+            connected = True
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the relay at {socket_path} did not answer within {timeout_s} s") from error
+        finally:
+            if not connected:
+                client._link.abort()
+                sock.close()
+                os.close(fd)
+        client._relay = welcome.relay
+        return client
+
+    @property
+    def relay(self) -> RelayRef:
+        assert self._relay is not None
+        return self._relay
+
+    # --- transfers
+
+    async def open_sink(
+        self, transfer_id: TransferId, generation: Generation, manifest: KvManifest, *, deadline_s: float, wait_s: float
+    ) -> KvSink:
+        """Staging for a whole transfer, all at once.
+
+        Raises `StagingFull` after `wait_s`, `InvalidRequest` if it can never fit, `StaleParty` for an old generation,
+        `Draining`, `NoCapacity`, `PartyLost`. From `deadline_s` on the relay frees it, taken or not.
+        """
+        key = FlowKey(transfer_id, generation)
+        self._check_connected()
+        if key in self._opening or key in self._sinks:
+            raise InvalidRequest(f"{transfer_id} generation {generation} has a sink already", param="generation")
+        opening = _Opening(manifest.total_bytes, self._loop.create_future())
+        self._opening[key] = opening
+        self._post(
+            control.OpenSinkRequest(
+                transfer_id=transfer_id,
+                generation=generation,
+                total_bytes=manifest.total_bytes,
+                manifest=_digest(manifest),
+                deadline_s=deadline_s,
+                wait_s=wait_s,
+            )
+        )
+        try:
+            async with asyncio.timeout(wait_s + WAIT_GRACE_S):
+                return await opening.sink
+        except TimeoutError:
+            error = StagingFull(f"the relay gave no staging within {wait_s} s")
+            self._forget_sink(key, error.to_fault())
+            raise error from None
+        except asyncio.CancelledError:
+            self._forget_sink(key, Cancelled("the producer no longer wants the sink").to_fault())
+            raise
+        finally:
+            self._opening.pop(key, None)
+
+    def _forget_sink(self, key: FlowKey, fault: Fault) -> None:
+        self._post(control.AbortRequest(**control.names_of(key), fault=fault))
+        self._post(control.SinkQuietNotice(**control.names_of(key)))
+
+    async def open_source(self, ticket: KvTicket, *, deadline_s: float) -> KvSource:
+        """Asks for a transfer and returns at once; `ready()` of what it returns waits and raises. Release it always."""
+        key = FlowKey(ticket.transfer_id, ticket.generation)
+        pool = self._check_connected()
+        if key in self._sources:
+            text = f"{ticket.transfer_id} generation {ticket.generation} has a source already"
+            raise InvalidRequest(text, param="ticket.generation")
+        total = ticket.manifest.total_bytes
+        source = RelaySource(key, total_bytes=total, deadline_s=deadline_s, pool=pool, post=self._post)
+        self._sources[key] = source
+        self._post(
+            control.OpenSourceRequest(
+                transfer_id=ticket.transfer_id,
+                generation=ticket.generation,
+                source=ticket.source,
+                total_bytes=total,
+                manifest=_digest(ticket.manifest),
+                deadline_s=deadline_s,
+            )
+        )
+        return source
+
+    async def abort(self, transfer_id: TransferId, generation: Generation, fault: Fault) -> None:
+        """End a transfer from this side, sealed or not: staged KV is freed, the peer is told. Unknown: nothing."""
+        self._post(control.AbortRequest(transfer_id=transfer_id, generation=generation, fault=cut(fault)))
+
+    async def close(self) -> None:
+        """Leave the relay, which gives back all that this client has not sealed. Idempotent."""
+        self._flush()
+        self._link.leave()
+        await self.lost.wait()
+        if self._pool is not None:
+            self._pool.close()
+
+    def _check_connected(self) -> SharedPool:
+        if self.lost.is_set() or self._pool is None:
+            raise PartyLost("this node's relay is gone", todo="serve aggregated until it is back")
+        return self._pool
+
+    # --- out: any thread → loop → socket, in order
+
+    def _post(self, message: control.ClientMessage) -> None:
+        with self._lock:
+            self._outbox.append(message)
+            if self._flush_due:
+                return
+            self._flush_due = True
+        try:
+            self._loop.call_soon_threadsafe(self._flush)
+        except RuntimeError:
+            pass  # the loop is closed, and the connection with it: the relay has given everything back
+
+    def _flush(self) -> None:
+        with self._lock:
+            messages, self._outbox, self._flush_due = self._outbox, deque(), False
+        for message in messages:
+            self._note(message)
+            self._link.write(message)
+
+    def _note(self, message: control.ClientMessage) -> None:
+        """The client's own ends of a transfer: what the relay says of it after that is nobody's news."""
+        match message:
+            case control.SealNotice() | control.SinkQuietNotice():
+                self._sinks.pop(message.key, None)
+            case control.ReleaseNotice():
+                self._sources.pop(message.key, None)
+
+    # --- in
+
+    def take(self, message: control.RelayMessage) -> None:
+        match message:
+            case control.Welcome():
+                if not self._welcome.done():
+                    self._welcome.set_result(message)
+            case control.Refused():
+                self.gone(message.fault.to_error())
+            case control.SinkOpenedNotice():
+                self._sink_opened(message)
+            case control.SinkEndedNotice():
+                self._sink_ended(message)
+            case control.SourceReadyNotice():
+                source = self._sources.get(message.key)
+                if source is not None:
+                    source.arrived(control.unpack_indices(message.slots), message.chunk_bytes)
+            case control.SourceFailedNotice():
+                source = self._sources.get(message.key)
+                if source is not None:
+                    source.fail(message.fault)
+
+    def _sink_opened(self, message: control.SinkOpenedNotice) -> None:
+        opening = self._opening.pop(message.key, None)
+        if opening is None or self._pool is None:
+            return  # given up meanwhile; the abort is on its way
+        slots = control.unpack_indices(message.slots)
+        sink = RelaySink(
+            message.key,
+            total_bytes=opening.total_bytes,
+            slots=slots,
+            chunk_bytes=message.chunk_bytes,
+            pool=self._pool,
+            post=self._post,
+        )
+        self._sinks[message.key] = sink
+        if not opening.sink.done():
+            opening.sink.set_result(sink)
+
+    def _sink_ended(self, message: control.SinkEndedNotice) -> None:
+        opening, sink = self._opening.get(message.key), self._sinks.get(message.key)
+        if sink is not None:
+            sink.end(message.fault)
+        elif opening is not None and message.fault is not None and not opening.sink.done():
+            opening.sink.set_exception(message.fault.to_error())
+
+    def gone(self, error: IsthmusError) -> None:
+        """The connection is over: everything open fails. Idempotent."""
+        if not self._welcome.done():
+            self._welcome.set_exception(error)
+        for opening in self._opening.values():
+            if not opening.sink.done():
+                opening.sink.set_exception(error)
+        for sink in list(self._sinks.values()):
+            sink.end(error.to_fault())
+        for source in list(self._sources.values()):
+            source.fail(error.to_fault())
+        self._sinks.clear()
+        self._sources.clear()
+
+
+class _Link(asyncio.Protocol):
+    """The connection itself."""
+
+    def __init__(self, client: RelayClient) -> None:
+        self._client = client
+        self._reader = FrameReader(limit=control.MAX_RELAY_FRAME_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._leaving = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by isinstance
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._reader.feed(data):
+                self._client.take(control.decode_from_relay(payload))
+        except ProtocolViolation as error:
+            self._client.gone(error)
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = str(exc) if exc else "it closed the connection"
+        error = PartyLost("the client was closed") if self._leaving else PartyLost("the node's relay is gone", why=why)
+        self._client.gone(error)
+        self._client.lost.set()
+
+    def write(self, message: control.ClientMessage) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(control.encode(message))
+
+    def leave(self) -> None:
+        self._leaving = True
+        self.write(control.Bye())
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def _take_pool(socket_path: str, timeout_s: float) -> tuple[socket.socket, int]:
+    """A connection, and the pool's descriptor. In a thread: no event loop's transport can take a descriptor."""
+    taking = asyncio.create_task(asyncio.to_thread(_take_pool_blocking, socket_path, timeout_s))
+    try:
+        return await asyncio.shield(taking)
+    except asyncio.CancelledError:
+        taking.add_done_callback(_give_pool_back)
+        raise
+
+
+def _give_pool_back(taking: asyncio.Task[tuple[socket.socket, int]]) -> None:
+    if not taking.cancelled() and taking.exception() is None:
+        sock, fd = taking.result()
+        sock.close()
+        os.close(fd)
+
+
+def _take_pool_blocking(socket_path: str, timeout_s: float) -> tuple[socket.socket, int]:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    kept = False
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(socket_path)
+        data, fds, _, _ = socket.recv_fds(sock, 1, 1)
+        if len(fds) != 1 or data != control.FD_BYTE:
+            raise _refusal(sock, data)
+        sock.setblocking(False)
+        kept = True
+        return sock, fds[0]
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"the relay at {socket_path} did not answer within {timeout_s} s") from error
+    except OSError as error:
+        raise PartyLost(f"no relay answers at {socket_path}", why=str(error)) from error
+    finally:
+        if not kept:
+            sock.close()
+
+
+def _refusal(sock: socket.socket, first: bytes) -> IsthmusError:
+    stream = sock.makefile("rb")
+    with stream:
+        prefix = first + stream.read(PREFIX_BYTES - len(first))
+        if len(prefix) < PREFIX_BYTES:
+            return PartyLost("the relay closed the connection")
+        message = control.decode_from_relay(stream.read(length_of(prefix, limit=control.MAX_RELAY_FRAME_BYTES)))
+    if isinstance(message, control.Refused):
+        return message.fault.to_error()
+    return ProtocolViolation("the relay gave no pool")
+
+
+def _digest(manifest: KvManifest) -> str:
+    return hashlib.blake2b(manifest.model_dump_json().encode(), digest_size=16).hexdigest()

@@ -1,0 +1,86 @@
+"""The consumer's end of a transfer: waits until all has landed, then read-only views of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+from isthmus_kvrelay import control
+from isthmus_kvrelay.client.sink import Post, map_range
+from isthmus_kvrelay.core.events import FlowKey
+from isthmus_kvrelay.transports.shm import SharedPool
+from isthmus_shared.errors import Cancelled, DeadlineExceeded, Fault, TransferFailed
+
+DEADLINE_GRACE_S = 2.0
+"""The relay ends a transfer at its deadline; if its word has not come this much later, the client ends it alone."""
+
+
+class RelaySource:
+    """See `engines.kv_port.KvSource`. `map` and `release` may be called from the engine's thread."""
+
+    def __init__(self, key: FlowKey, *, total_bytes: int, deadline_s: float, pool: SharedPool, post: Post) -> None:
+        self.key = key
+        self._total_bytes, self._pool, self._post = total_bytes, pool, post
+        self._loop = asyncio.get_running_loop()
+        self._give_up_s = self._loop.time() + deadline_s + DEADLINE_GRACE_S
+        self._settled = asyncio.Event()
+        self._lock = threading.Lock()
+        self._slots: Sequence[int] | None = None
+        self._chunk_bytes = 0
+        self._fault: Fault | None = None
+        self._released = False
+
+    @property
+    def total_bytes(self) -> int:
+        return self._total_bytes
+
+    async def ready(self) -> None:
+        try:
+            async with asyncio.timeout_at(self._give_up_s):
+                await self._settled.wait()
+        except TimeoutError:
+            error = DeadlineExceeded("the relay did not say in time whether the transfer arrived")
+            self.fail(error.to_fault())
+        with self._lock:
+            if self._fault is not None:
+                raise self._fault.to_error()
+
+    def map(self, offset_bytes: int, size_bytes: int) -> Sequence[memoryview]:
+        with self._lock:
+            if self._fault is not None:
+                raise TransferFailed("the transfer has ended", why=f"{self._fault.code}: {self._fault.what}")
+            assert self._slots is not None, "map before ready"
+            slots = self._slots
+        views = map_range(self._pool, slots, self._chunk_bytes, self._total_bytes, offset_bytes, size_bytes)
+        return [view.toreadonly() for view in views]
+
+    def release(self) -> None:
+        with self._lock:
+            if self._released:
+                return
+            self._released = True
+            if self._fault is None:
+                self._fault = Cancelled("the transfer was released").to_fault()
+        self._post(control.ReleaseNotice(**control.names_of(self.key)))
+        # A waiting `ready` ends too.
+        self._post_settled()
+
+    def _post_settled(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._settled.set)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits
+
+    # --- called on the loop
+
+    def arrived(self, slots: Sequence[int], chunk_bytes: int) -> None:
+        with self._lock:
+            if self._fault is None:
+                self._slots, self._chunk_bytes = slots, chunk_bytes
+        self._settled.set()
+
+    def fail(self, fault: Fault) -> None:
+        with self._lock:
+            self._fault = self._fault or fault
+        self._settled.set()

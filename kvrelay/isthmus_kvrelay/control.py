@@ -1,0 +1,183 @@
+"""What travels between an engine's client and its relay over the unix socket. KV bytes never do.
+
+The relay sends the pool's file descriptor with the first byte; then frames (`framing`) both ways: Hello, Welcome, and
+what follows. A client's connection is its life: when it closes, the relay gives back what the client held.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Literal, TypedDict
+
+from pydantic import Field, TypeAdapter
+
+from isthmus_kvrelay.core.events import FlowKey
+from isthmus_kvrelay.framing import Count, Frame, Generation32, Name, pack, prefixed, unpack
+from isthmus_shared.errors import Fault, ProtocolViolation
+from isthmus_shared.ids import Generation, TransferId
+from isthmus_shared.messages.work import RelayRef, WorkerRef
+
+PROTOCOL_VERSION = 1
+FD_BYTE = b"P"
+MAX_CLIENT_FRAME_BYTES = 1 << 20
+"""Largest frame a client may send; the largest real one declares 65,536 chunks filled at once."""
+MAX_RELAY_FRAME_BYTES = 16 << 20
+"""Largest frame a relay may send: the slots of a flow of four million chunks."""
+MAX_CHUNKS_PER_FRAME = 65_536
+MAX_DURATION_S = 86_400.0
+
+_INDEX = struct.Struct("!I")
+Seconds = Annotated[float, Field(gt=0, le=MAX_DURATION_S)]
+Indices = Annotated[bytes, Field(max_length=MAX_RELAY_FRAME_BYTES - 4_096)]
+
+
+def pack_indices(indices: tuple[int, ...]) -> bytes:
+    return struct.pack(f"!{len(indices)}I", *indices)
+
+
+def unpack_indices(packed: bytes) -> tuple[int, ...]:
+    if len(packed) % _INDEX.size:
+        raise ProtocolViolation("a list of indices that ends within one")
+    return struct.unpack(f"!{len(packed) // _INDEX.size}I", packed)
+
+
+class FlowNames(TypedDict):
+    """What every message about a transfer carries."""
+
+    transfer_id: TransferId
+    generation: Generation
+
+
+def names_of(key: FlowKey) -> FlowNames:
+    return {"transfer_id": key.transfer_id, "generation": key.generation}
+
+
+class _OfFlow(Frame):
+    transfer_id: Name
+    generation: Generation32
+
+    @property
+    def key(self) -> FlowKey:
+        return FlowKey(TransferId(self.transfer_id), Generation(self.generation))
+
+
+# --- client → relay
+
+
+class Hello(Frame):
+    kind: Literal["hello"] = "hello"
+    version: int = PROTOCOL_VERSION
+    worker: WorkerRef
+
+
+class OpenSinkRequest(_OfFlow):
+    kind: Literal["open_sink"] = "open_sink"
+    total_bytes: Count
+    manifest: Name
+    deadline_s: Seconds
+    wait_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S)]
+
+
+class FilledNotice(_OfFlow):
+    kind: Literal["filled"] = "filled"
+    chunks: Annotated[bytes, Field(max_length=MAX_CHUNKS_PER_FRAME * _INDEX.size)]
+
+
+class SealNotice(_OfFlow):
+    kind: Literal["seal"] = "seal"
+
+
+class SinkQuietNotice(_OfFlow):
+    kind: Literal["sink_quiet"] = "sink_quiet"
+
+
+class OpenSourceRequest(_OfFlow):
+    kind: Literal["open_source"] = "open_source"
+    source: RelayRef
+    total_bytes: Count
+    manifest: Name
+    deadline_s: Seconds
+
+
+class ReleaseNotice(_OfFlow):
+    kind: Literal["release"] = "release"
+
+
+class AbortRequest(_OfFlow):
+    kind: Literal["abort"] = "abort"
+    fault: Fault
+
+
+class Bye(Frame):
+    """The client leaves on purpose: its going is no worker's death."""
+
+    kind: Literal["bye"] = "bye"
+
+
+ClientMessage = (
+    Hello
+    | OpenSinkRequest
+    | FilledNotice
+    | SealNotice
+    | SinkQuietNotice
+    | OpenSourceRequest
+    | ReleaseNotice
+    | AbortRequest
+    | Bye
+)
+
+# --- relay → client
+
+
+class Welcome(Frame):
+    kind: Literal["welcome"] = "welcome"
+    relay: RelayRef
+    pool_bytes: Count
+    slot_bytes: Count
+
+
+class Refused(Frame):
+    """The relay closes this connection next."""
+
+    kind: Literal["refused"] = "refused"
+    fault: Fault
+
+
+class SinkOpenedNotice(_OfFlow):
+    kind: Literal["sink_opened"] = "sink_opened"
+    slots: Indices
+    chunk_bytes: Count
+
+
+class SinkEndedNotice(_OfFlow):
+    kind: Literal["sink_ended"] = "sink_ended"
+    fault: Fault | None = None
+
+
+class SourceReadyNotice(_OfFlow):
+    kind: Literal["source_ready"] = "source_ready"
+    slots: Indices
+    chunk_bytes: Count
+
+
+class SourceFailedNotice(_OfFlow):
+    kind: Literal["source_failed"] = "source_failed"
+    fault: Fault
+
+
+RelayMessage = Welcome | Refused | SinkOpenedNotice | SinkEndedNotice | SourceReadyNotice | SourceFailedNotice
+
+_FROM_CLIENT: TypeAdapter[ClientMessage] = TypeAdapter(Annotated[ClientMessage, Field(discriminator="kind")])
+_FROM_RELAY: TypeAdapter[RelayMessage] = TypeAdapter(Annotated[RelayMessage, Field(discriminator="kind")])
+
+
+def encode(message: ClientMessage | RelayMessage) -> bytes:
+    return prefixed(pack(message))
+
+
+def decode_from_client(payload: bytes) -> ClientMessage:
+    return unpack(payload, _FROM_CLIENT, what="client message")
+
+
+def decode_from_relay(payload: bytes) -> RelayMessage:
+    return unpack(payload, _FROM_RELAY, what="relay message")

@@ -1,0 +1,63 @@
+"""The relay's settings, `ISTHMUS_RELAY_*`."""
+
+from __future__ import annotations
+
+import math
+import socket
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from isthmus_kvrelay.core.ledger import RelaySettings
+from isthmus_kvrelay.daemon.relay_daemon import DaemonSettings
+from isthmus_kvrelay.transports.handshake import MAX_STREAMS, MIN_SECRET_CHARS
+from isthmus_kvrelay.transports.tcp import TcpSettings
+from isthmus_shared.config import ServiceConfig, secret_field
+from isthmus_shared.ids import Incarnation, NodeId
+
+MIB = 1 << 20
+WILDCARDS = ("0.0.0.0", "::")  # compared with, never bound by default
+
+
+class RelayConfig(ServiceConfig):
+    PREFIX: ClassVar[str] = "RELAY"
+
+    node_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="This node's name, the same for its workers")
+    socket: Path = Field(
+        description="Unix socket at which this node's workers find the relay",
+        json_schema_extra={"allowed": "a path of at most 105 bytes"},
+    )
+    host: str = Field(default="127.0.0.1", min_length=1, description="Where lanes from other relays are accepted")
+    port: int = Field(default=0, ge=0, le=65535, description="Its TCP port; 0 takes a free one")
+    advertise: str | None = Field(default=None, description="Host that other relays dial; default: `host`")
+    secret: str = secret_field(
+        ..., min_length=MIN_SECRET_CHARS, description=f"Shared by all relays, at least {MIN_SECRET_CHARS} characters"
+    )
+    pool_bytes: int = Field(default=256 * MIB, ge=2 * 4096, description="Staging pool of this node")
+    slot_bytes: int = Field(default=MIB // 4, ge=4096, le=64 * MIB, description="One slot, and so one chunk")
+    out_share: float = Field(default=0.5, gt=0, lt=1, description="Largest part of the pool for outgoing transfers")
+    rate_bytes_per_s: float = Field(default=0, ge=0, description="Ceiling of one lane; 0 is none")
+    streams: int = Field(default=2, ge=1, le=MAX_STREAMS, description="TCP data streams of one lane")
+
+    @model_validator(mode="after")
+    def _at_least_two_slots(self) -> RelayConfig:
+        if self.pool_bytes < 2 * self.slot_bytes:
+            raise ValueError("ISTHMUS_RELAY_POOL_BYTES must hold at least two slots of ISTHMUS_RELAY_SLOT_BYTES")
+        return self
+
+    def settings(self, incarnation: Incarnation) -> DaemonSettings:
+        host = socket.gethostname() if self.host in WILDCARDS else self.host
+        return DaemonSettings(
+            node_id=NodeId(self.node_id),
+            socket=self.socket,
+            secret=self.secret.encode(),
+            relay=RelaySettings(
+                incarnation=incarnation,
+                slot_bytes=self.slot_bytes,
+                total_slots=self.pool_bytes // self.slot_bytes,
+                out_share=self.out_share,
+                rate_bytes_per_s=self.rate_bytes_per_s or math.inf,
+            ),
+            tcp=TcpSettings(host=self.host, port=self.port, advertise=self.advertise or host, streams=self.streams),
+        )

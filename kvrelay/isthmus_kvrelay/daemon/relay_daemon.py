@@ -1,0 +1,215 @@
+"""The relay on its own: pool, core, clients' socket, transport. Knows no bus; `daemon.service` puts it on one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from structlog.typing import FilteringBoundLogger
+
+from isthmus_kvrelay import control
+from isthmus_kvrelay.core import events as ev
+from isthmus_kvrelay.core.events import ClientId, Effect, Event
+from isthmus_kvrelay.core.ledger import RelaySettings
+from isthmus_kvrelay.core.relay import RelayCore, RelayStats
+from isthmus_kvrelay.daemon.session import Session
+from isthmus_kvrelay.daemon.sockets import inode_of, listen_at
+from isthmus_kvrelay.transports.handshake import Identity
+from isthmus_kvrelay.transports.shm import SharedPool
+from isthmus_kvrelay.transports.tcp import TcpSettings, TcpTransport
+from isthmus_shared.errors import Draining, IsthmusError
+from isthmus_shared.ids import NodeId
+from isthmus_shared.messages.work import RelayRef, WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonSettings:
+    node_id: NodeId
+    socket: Path
+    secret: bytes
+    relay: RelaySettings
+    tcp: TcpSettings
+
+
+class RelayDaemon:
+    """Start, then `ref` tells others where it is. One per node; runs on the loop that started it."""
+
+    def __init__(
+        self,
+        settings: DaemonSettings,
+        *,
+        log: FilteringBoundLogger,
+        on_client_lost: Callable[[WorkerRef, str], None],
+        on_flow_closed: Callable[[ev.FlowClosed], None],
+    ) -> None:
+        """`on_client_lost`: a client has vanished without a goodbye; called on the loop, must not block."""
+        self.settings = settings
+        self._log = log
+        self._on_client_lost, self._on_flow_closed = on_client_lost, on_flow_closed
+        relay = settings.relay
+        self._core = RelayCore(relay)
+        self._pool = SharedPool.create(pool_bytes=relay.total_slots * relay.slot_bytes, slot_bytes=relay.slot_bytes)
+        me = Identity(relay.incarnation, settings.secret)
+        self._transport = TcpTransport(settings.tcp, me=me, pool=self._pool, emit=self.take, log=log)
+        self._client_numbers = count(1)
+        self._sessions: dict[ClientId, Session] = {}
+        self._server: asyncio.Server | None = None
+        self._socket_inode: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s: float | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._ref: RelayRef | None = None
+        self._stopped = False
+
+    # --- life
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        listener = listen_at(self.settings.socket)
+        self._socket_inode = inode_of(self.settings.socket)
+        address = await self._transport.start()
+        node, life = self.settings.node_id, self.settings.relay.incarnation
+        self._ref = RelayRef(node_id=node, incarnation=life, address=address)
+        self._server = await self._loop.create_unix_server(self._new_session, sock=listener)
+        self._log.info("relay.ready", address=address, socket=str(self.settings.socket))
+
+    async def drain(self, timeout_s: float) -> None:
+        """No new sinks; returns when no flow is open any more, or after `timeout_s`."""
+        self.take(ev.Drain())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            stats = self.stats()
+            self._log.warning("relay.drain_timed_out", flows_out=stats.flows_out, flows_in=stats.flows_in)
+
+    async def stop(self) -> None:
+        """Close everything. Clients are told; what is still open ends for peers when their lanes close."""
+        if self._server is not None:
+            self._server.close()
+        if self._socket_inode is not None and inode_of(self.settings.socket) == self._socket_inode:
+            self.settings.socket.unlink()
+        self._socket_inode = None
+        for session in list(self._sessions.values()):
+            session.said_bye = True  # we leave it, not it us
+            session.close(Draining("the relay is stopping"))
+        await self._transport.close()
+        self._stopped = True
+        for session in list(self._sessions.values()):
+            session.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._pool.close()
+
+    @property
+    def ref(self) -> RelayRef:
+        assert self._ref is not None, "not started"
+        return self._ref
+
+    @property
+    def uncredited_chunks(self) -> int:
+        return self._transport.uncredited_chunks
+
+    def stats(self) -> RelayStats:
+        return self._core.stats()
+
+    def clients(self) -> tuple[WorkerRef, ...]:
+        return tuple(s.worker for s in self._sessions.values() if s.worker is not None)
+
+    def check_invariants(self) -> None:
+        self._core.check_invariants()
+
+    # --- clients (`session.Host`)
+
+    @property
+    def pool_fd(self) -> int:
+        return self._pool.fd
+
+    @property
+    def welcome(self) -> control.Welcome:
+        relay = self.settings.relay
+        pool_bytes = relay.total_slots * relay.slot_bytes
+        return control.Welcome(relay=self.ref, pool_bytes=pool_bytes, slot_bytes=relay.slot_bytes)
+
+    def _new_session(self) -> Session:
+        return Session(ClientId(next(self._client_numbers)), self)
+
+    def joined(self, session: Session) -> None:
+        self._sessions[session.client] = session
+        self._log.info("client.joined", client=session.client, worker=session.worker)
+        self.take(ev.ClientUp(session.client))
+
+    def left(self, session: Session, why: str) -> None:
+        if self._sessions.pop(session.client, None) is None:
+            return
+        worker = session.worker
+        assert worker is not None
+        self._log.info("client.left", client=session.client, worker=worker, why=why, bye=session.said_bye)
+        self.take(ev.ClientDown(session.client))
+        if not session.said_bye and worker not in self.clients():
+            self._on_client_lost(worker, why)
+
+    # --- the core's shell
+
+    def take(self, event: Event) -> None:
+        if self._stopped:
+            return
+        for effect in self._core.handle(event, now_s=self._loop.time()):
+            self._carry_out(effect)
+        self._arm_timer()
+        if self._core.open_flows:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case ev.SinkOpened() | ev.SinkEnded() | ev.SourceReady() | ev.SourceFailed():
+                session = self._sessions.get(effect.client)
+                if session is not None:
+                    session.send(effect)
+            case ev.SendChunk():
+                self._transport.send_chunk(effect)
+            case ev.ExpectChunk():
+                self._transport.expect(effect)
+            case ev.RevokeFlow():
+                self._transport.revoke(effect)
+            case ev.Dial():
+                self._transport.dial(effect)
+            case ev.CloseLane():
+                self._transport.close_lane(effect)
+            case ev.CloseClient():
+                session = self._sessions.get(effect.client)
+                if session is not None:
+                    session.close(effect.fault.to_error())
+            case ev.FlowClosed():
+                self._log_closed(effect)
+                self._on_flow_closed(effect)
+            case _:
+                self._transport.send(effect)
+
+    def _log_closed(self, closed: ev.FlowClosed) -> None:
+        facts = {"transfer_id": closed.key.transfer_id, "generation": closed.key.generation, "side": closed.side.value}
+        if closed.fault is None:
+            self._log.info("transfer.completed", **facts, kv_bytes=closed.total_bytes, took_s=round(closed.took_s, 6))
+        else:
+            error: IsthmusError = closed.fault.to_error()
+            self._log.warning("transfer.failed", **facts, code=error.code, error=error.text)
+
+    def _arm_timer(self) -> None:
+        at_s = self._core.next_deadline_s()
+        if at_s == self._timer_at_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_s = at_s
+        self._timer = None if at_s is None else self._loop.call_at(at_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_at_s = None, None
+        self.take(ev.Tick())

@@ -1,0 +1,51 @@
+"""What the daemon asks of a transport between relays: carry out effects, report events (see `core.events`).
+
+Everything is called on the event loop's thread; events come back there too, through the `emit` that the transport was
+made with, never from within a call. The promises at the head of `core.events` are the transport's to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from isthmus_kvrelay.core.events import (
+    CloseLane,
+    Dial,
+    Event,
+    ExpectChunk,
+    RevokeFlow,
+    SendAbort,
+    SendChunk,
+    SendCredit,
+    SendDone,
+    SendOpened,
+    SendPull,
+)
+
+Emit = Callable[[Event], None]
+ControlEffect = SendPull | SendOpened | SendCredit | SendDone | SendAbort
+
+
+class Transport(Protocol):
+    async def start(self) -> str:
+        """Listen; returns the address (host:port) that peers may dial."""
+        ...
+
+    def dial(self, effect: Dial) -> None: ...
+
+    def send(self, effect: ControlEffect) -> None:
+        """In order per lane. For a lane that is gone: nothing."""
+        ...
+
+    def send_chunk(self, effect: SendChunk) -> None: ...
+
+    def expect(self, effect: ExpectChunk) -> None: ...
+
+    def revoke(self, effect: RevokeFlow) -> None: ...
+
+    def close_lane(self, effect: CloseLane) -> None: ...
+
+    async def close(self) -> None:
+        """Close every lane and the listener; no thread, socket or task of the transport is left. Idempotent."""
+        ...

@@ -1,0 +1,201 @@
+"""One TCP lane: a control stream on the event loop and data streams in threads; up, then closed once, for good."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from isthmus_kvrelay import wire
+from isthmus_kvrelay.core.events import (
+    AbortReceived,
+    CreditReceived,
+    DoneReceived,
+    Event,
+    LaneDown,
+    LaneId,
+    LaneUp,
+    OpenedReceived,
+    PullReceived,
+    SendAbort,
+    SendChunk,
+    SendCredit,
+    SendDone,
+    SendOpened,
+    SendPull,
+    SlotQuiet,
+)
+from isthmus_kvrelay.transports.port import ControlEffect
+from isthmus_kvrelay.transports.tcp_streams import Ends, not_sent, start_threads
+from isthmus_shared.errors import IsthmusError, PartyLost, ProtocolViolation
+from isthmus_shared.ids import Incarnation
+
+MAX_UNSENT_CONTROL_BYTES = 16 << 20
+"""A peer that lets this much control traffic pile up is not reading; its lane is closed."""
+
+
+class TcpLane(asyncio.Protocol):
+    """Made by `TcpTransport` when all streams of a lane have joined; also the protocol of its control stream."""
+
+    def __init__(
+        self,
+        ends: Ends,
+        *,
+        peer: Incarnation,
+        data: list[socket.socket],
+        ping_interval_s: float,
+        ping_timeout_s: float,
+        report: Callable[[Event], None],
+        on_closing: Callable[[TcpLane], None],
+    ) -> None:
+        self.ends = ends
+        self._peer, self._data = peer, data
+        self._ping_interval_s, self._ping_timeout_s = ping_interval_s, ping_timeout_s
+        self._report, self._on_closing = report, on_closing
+        self._reader = wire.ControlReader(sender=ends.peer, receiver=ends.me)
+        self._loop = asyncio.get_running_loop()
+        self._unanswered = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._control: asyncio.Transport | None = None
+        self.closing = False
+        for sock in data:
+            sock.setblocking(True)
+        self._threads = [t for number, sock in enumerate(data, 1) for t in start_threads(ends, sock, number)]
+
+    @property
+    def lane(self) -> LaneId:
+        return self.ends.lane
+
+    # --- control stream
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's are none by isinstance
+        self._control = transport
+        if self.closing:
+            transport.abort()
+            return
+        self._report(LaneUp(self.lane, self._peer))
+        self._ping()
+
+    def data_received(self, data: bytes) -> None:
+        self._unanswered = 0
+        if self.closing:
+            return
+        try:
+            for message in self._reader.feed(data):
+                self._take(message)
+        except ProtocolViolation as error:
+            self.close(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.close(PartyLost("the lane to a peer was lost", why=str(exc) if exc else "the peer closed it"))
+
+    def _take(self, message: wire.LaneMessage) -> None:
+        lane = self.lane
+        match message:
+            case wire.Pull():
+                self._report(PullReceived(lane, message.key))
+            case wire.Opened():
+                facts = message.total_bytes, message.chunk_bytes, message.manifest
+                self._report(OpenedReceived(lane, message.key, *facts))
+            case wire.Credit():
+                self._report(CreditReceived(lane, message.key, message.grants()))
+            case wire.Done():
+                self._report(DoneReceived(lane, message.key))
+            case wire.Abort():
+                self._report(AbortReceived(lane, message.key, message.fault))
+            case wire.Ping():
+                self._write(wire.Pong())
+            case wire.Pong():
+                pass
+
+    def _ping(self) -> None:
+        # Counted in pings, not in seconds: a stall of this process' own loop must not look like the peer's silence.
+        if self._unanswered * self._ping_interval_s > self._ping_timeout_s:
+            why = f"{self._unanswered} pings were not answered"
+            self.close(PartyLost("the lane to a peer was lost", why=why))
+            return
+        self._unanswered += 1
+        self._write(wire.Ping())
+        self._timer = self._loop.call_later(self._ping_interval_s, self._ping)
+
+    def send(self, effect: ControlEffect) -> None:
+        key = effect.key
+        names = {"transfer_id": key.transfer_id, "generation": key.generation}
+        match effect:
+            case SendPull():
+                self._write(wire.Pull.model_validate(names))
+            case SendOpened():
+                facts = {
+                    "total_bytes": effect.total_bytes,
+                    "chunk_bytes": effect.chunk_bytes,
+                    "manifest": effect.manifest,
+                }
+                self._write(wire.Opened.model_validate(names | facts))
+            case SendCredit():
+                for batch in wire.Credit.batches(key, effect.grants):
+                    self._write(batch)
+            case SendDone():
+                self._write(wire.Done.model_validate(names))
+            case SendAbort():
+                self._write(wire.abort(key, effect.fault))
+
+    def _write(self, message: wire.LaneMessage) -> None:
+        if self.closing or self._control is None:
+            return
+        self._control.write(wire.encode_control(message, sender=self.ends.me, receiver=self.ends.peer))
+        if self._control.get_write_buffer_size() > MAX_UNSENT_CONTROL_BYTES:
+            self.close(PartyLost("the lane to a peer was lost", why="the peer does not read its control stream"))
+
+    # --- data streams
+
+    def send_chunk(self, job: SendChunk) -> None:
+        if self.closing:
+            self._report(not_sent(job))
+        else:
+            self.ends.jobs.put(job)
+
+    # --- end
+
+    def close(self, error: IsthmusError) -> None:
+        """Stop both directions at once; `finish` must follow. Idempotent."""
+        if self.closing:
+            return
+        self.closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._control is not None:
+            self._control.abort()
+        for sock in self._data:
+            _shut(sock)
+            self.ends.jobs.put(None)  # one per sending thread
+        self._report(LaneDown(self.lane, error.to_fault()))  # without a LaneUp before it, the core ignores it
+        self._on_closing(self)
+
+    async def finish(self) -> None:
+        """Wait for the threads, then report what they left: no slot of this lane is touched after that."""
+        await asyncio.to_thread(self._join)
+        for sock in self._data:
+            sock.close()
+        while True:
+            try:
+                job = self.ends.jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is not None:
+                self._report(not_sent(job))
+        for ref in self.ends.landing.revoke_lane(self.lane):
+            self._report(SlotQuiet(ref))
+
+    def _join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # the peer was quicker

@@ -1,0 +1,221 @@
+"""What travels between two relays: a fixed binary header before everything, msgpack in control frames.
+
+    0   4s  magic           36  16s digest of transfer id and generation
+    4   B   version         52  I   generation
+    5   B   type            56  8s  digest of the sender's incarnation
+    6   H   zero            64  8s  digest of the receiver's incarnation
+    8   I   payload bytes   72  Q   checksum of the payload
+    12  I   chunk           80  end
+    16  I   slot
+    20  Q   use of the slot
+    28  Q   offset in the flow
+
+Big-endian. Chunk fields are zero in a control frame. The checksum is XXH3-64, seeded with what the chunk is said to
+be, so that bytes of another transfer, generation or chunk never pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, Literal
+
+import xxhash
+from pydantic import BaseModel, Field, TypeAdapter
+
+from isthmus_kvrelay.core.events import FlowKey, Grant, SlotUse
+from isthmus_kvrelay.framing import Count, Frame, Generation32, Name, cut, pack, unpack
+from isthmus_shared.errors import Fault, ProtocolViolation
+from isthmus_shared.ids import Generation, Incarnation, TransferId
+
+MAGIC = b"ISTH"
+VERSION = 1
+_HEADER = struct.Struct("!4sBBHIIIQQ16sI8s8sQ")
+HEADER_BYTES = _HEADER.size
+MAX_CONTROL_BYTES = 1 << 20
+"""Largest control payload; `MAX_GRANTS` grants need 512 KiB."""
+MAX_GRANTS = 32_768
+"""Grants in one Credit frame (8 GiB of KV at the default slot size); more go in further frames."""
+_GRANT = struct.Struct("!IIQ")
+_MASK = 2**64 - 1
+
+
+NO_SLOT = SlotUse(0, 0)
+
+
+class FrameType(IntEnum):
+    CONTROL = 1
+    CHUNK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    type: FrameType
+    payload_bytes: int
+    sender: bytes
+    receiver: bytes
+    checksum: int = 0
+    chunk: int = 0
+    into: SlotUse = NO_SLOT
+    offset_bytes: int = 0
+    flow: bytes = bytes(16)
+    generation: int = 0
+
+    def encode(self) -> bytes:
+        return _HEADER.pack(
+            MAGIC,
+            VERSION,
+            self.type,
+            0,
+            self.payload_bytes,
+            self.chunk,
+            self.into.slot,
+            self.into.use,
+            self.offset_bytes,
+            self.flow,
+            self.generation,
+            self.sender,
+            self.receiver,
+            self.checksum,
+        )
+
+    @classmethod
+    def decode(cls, data: bytes | bytearray | memoryview, *, limit: int) -> Header:
+        """`limit`: the largest payload, in bytes, that the stream may carry."""
+        if len(data) != HEADER_BYTES:
+            raise ProtocolViolation(f"a header of {len(data)} bytes")
+        magic, version, kind, zero, size, chunk, slot, use, offset, flow, gen, sender, receiver, check = _HEADER.unpack(
+            data
+        )
+        if magic != MAGIC or version != VERSION or zero:
+            raise ProtocolViolation("the peer does not speak this relay's protocol", todo="run one release everywhere")
+        if kind not in FrameType.__members__.values():
+            raise ProtocolViolation(f"a frame of type {kind}")
+        if size > limit:
+            raise ProtocolViolation(f"a payload of {size} bytes where {limit} is the most")
+        return cls(FrameType(kind), size, sender, receiver, check, chunk, SlotUse(slot, use), offset, flow, gen)
+
+
+def incarnation_digest(incarnation: Incarnation) -> bytes:
+    return hashlib.blake2b(incarnation.encode(), digest_size=8).digest()
+
+
+def flow_digest(key: FlowKey) -> bytes:
+    return hashlib.blake2b(f"{key.generation}:{key.transfer_id}".encode(), digest_size=16).digest()
+
+
+def checksum(payload: memoryview | bytes | bytearray, *, flow: bytes, chunk: int) -> int:
+    """XXH3-64 of a chunk; the GIL is released while it is computed."""
+    seed = (int.from_bytes(flow[:8], "big") + chunk) & _MASK
+    value: int = xxhash.xxh3_64_intdigest(payload, seed=seed)
+    return value
+
+
+# --- control frames -------------------------------------------------------------------------------------------------
+
+
+class _OfFlow(Frame):
+    transfer_id: Name
+    generation: Generation32
+
+    @property
+    def key(self) -> FlowKey:
+        return FlowKey(TransferId(self.transfer_id), Generation(self.generation))
+
+
+class Pull(_OfFlow):
+    """Consumer's relay → source's: I want that transfer."""
+
+    kind: Literal["pull"] = "pull"
+
+
+class Opened(_OfFlow):
+    """The answer: how it is cut, and what it holds."""
+
+    kind: Literal["opened"] = "opened"
+    total_bytes: Count
+    chunk_bytes: Count
+    manifest: Name
+
+
+class Credit(_OfFlow):
+    """Consumer's relay → source's: these chunks may be sent, each into that slot."""
+
+    kind: Literal["credit"] = "credit"
+    packed: Annotated[bytes, Field(max_length=MAX_GRANTS * _GRANT.size)]
+
+    @classmethod
+    def batches(cls, key: FlowKey, grants: tuple[Grant, ...]) -> Iterator[Credit]:
+        for start in range(0, len(grants), MAX_GRANTS):
+            batch = grants[start : start + MAX_GRANTS]
+            packed = b"".join(_GRANT.pack(g.chunk, g.into.slot, g.into.use) for g in batch)
+            yield cls(transfer_id=key.transfer_id, generation=key.generation, packed=packed)
+
+    def grants(self) -> tuple[Grant, ...]:
+        if len(self.packed) % _GRANT.size:
+            raise ProtocolViolation("a credit frame that ends within a grant")
+        return tuple(Grant(chunk, SlotUse(slot, use)) for chunk, slot, use in _GRANT.iter_unpack(self.packed))
+
+
+class Done(_OfFlow):
+    """Consumer's relay → source's: taken; free it."""
+
+    kind: Literal["done"] = "done"
+
+
+class Abort(_OfFlow):
+    """Either way: the transfer is over."""
+
+    kind: Literal["abort"] = "abort"
+    fault: Fault
+
+
+class Ping(Frame):
+    kind: Literal["ping"] = "ping"
+
+
+class Pong(Frame):
+    kind: Literal["pong"] = "pong"
+
+
+LaneMessage = Pull | Opened | Credit | Done | Abort | Ping | Pong
+_ADAPTER: TypeAdapter[LaneMessage] = TypeAdapter(Annotated[LaneMessage, Field(discriminator="kind")])
+
+
+def encode_control(message: BaseModel, *, sender: bytes, receiver: bytes) -> bytes:
+    payload = pack(message)
+    assert len(payload) <= MAX_CONTROL_BYTES
+    check: int = xxhash.xxh3_64_intdigest(payload)
+    return Header(FrameType.CONTROL, len(payload), sender, receiver, check).encode() + payload
+
+
+def abort(key: FlowKey, fault: Fault) -> Abort:
+    return Abort(transfer_id=key.transfer_id, generation=key.generation, fault=cut(fault))
+
+
+class ControlReader:
+    """Cuts a control stream into messages; every frame must be from `sender` to `receiver`."""
+
+    def __init__(self, *, sender: bytes, receiver: bytes) -> None:
+        self._sender, self._receiver = sender, receiver
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[LaneMessage]:
+        self._buffer += data
+        while len(self._buffer) >= HEADER_BYTES:
+            header = Header.decode(self._buffer[:HEADER_BYTES], limit=MAX_CONTROL_BYTES)
+            if header.type is not FrameType.CONTROL:
+                raise ProtocolViolation("a chunk on a control stream")
+            if (header.sender, header.receiver) != (self._sender, self._receiver):
+                raise ProtocolViolation("a frame of another life of the peer, or for another life of this relay")
+            end = HEADER_BYTES + header.payload_bytes
+            if len(self._buffer) < end:
+                return
+            payload = bytes(self._buffer[HEADER_BYTES:end])
+            del self._buffer[:end]
+            if xxhash.xxh3_64_intdigest(payload) != header.checksum:
+                raise ProtocolViolation("a control frame arrived damaged")
+            yield unpack(payload, _ADAPTER, what="lane message")

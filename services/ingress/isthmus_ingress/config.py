@@ -1,0 +1,41 @@
+"""Settings of the ingress: `ISTHMUS_INGRESS_*` beside those that every process has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, SecretStr
+
+from isthmus_shared.config import ServiceConfig, secret_field
+
+
+class IngressConfig(ServiceConfig):
+    PREFIX: ClassVar[str] = "INGRESS"
+
+    id: str = Field(
+        default="ingress",
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="Name of this ingress; two processes may share it, since each life has its own subject",
+    )
+    host: str = Field(default="127.0.0.1", min_length=1, description="Where the API listens")
+    port: int = Field(default=8000, ge=0, le=65535, description="Its port; 0 takes a free one")
+    model: Path = Field(description="Folder of the model's tokenizer.json, tokenizer_config.json and chat template")
+    model_name: str | None = Field(
+        default=None, min_length=1, max_length=256, description="Model served; unset: whatever the workers serve"
+    )
+    api_keys: tuple[SecretStr, ...] = secret_field(
+        default=(), description="Keys of which a client must send one (Authorization: Bearer …); none: everyone may"
+    )
+    request_timeout_s: float = Field(default=600.0, gt=0, le=86_400, description="One request, over all its attempts")
+    attempts: int = Field(default=3, ge=1, le=16, description="Routes tried before a request fails")
+    max_in_flight: int = Field(
+        default=2048, ge=1, le=100_000, description="Choices in progress; more are refused (429)"
+    )
+    max_body_bytes: int = Field(
+        default=4 * 1024 * 1024, ge=1024, le=1024**3, description="Largest request body; a larger one is refused (413)"
+    )
+    body_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="From a request's head to its body's end")
+    write_stall_s: float = Field(
+        default=30.0, gt=0, le=3600, description="A client that takes no bytes for so long is cut off"
+    )

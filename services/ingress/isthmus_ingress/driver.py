@@ -1,0 +1,234 @@
+"""Does what a saga decides: sends its requests over the bus, keeps its timer, hands its tokens on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from structlog.typing import FilteringBoundLogger
+
+from isthmus_ingress.outbox import Outbox
+from isthmus_ingress.saga import Saga
+from isthmus_ingress.saga_types import (
+    Answered,
+    AskRoute,
+    Begin,
+    Call,
+    ClientGone,
+    Deliver,
+    Effect,
+    End,
+    Event,
+    Replanned,
+    Routed,
+    RouteFailed,
+    SendCancel,
+    Start,
+    Submit,
+    Tick,
+)
+from isthmus_shared.bus.port import Bus
+from isthmus_shared.errors import IsthmusError, ProtocolViolation
+from isthmus_shared.ids import RequestId, TransferId
+from isthmus_shared.messages import subjects
+from isthmus_shared.messages.health import Role
+from isthmus_shared.messages.route import RouteReply, RouteRequest
+from isthmus_shared.messages.work import (
+    Ack,
+    Cancel,
+    SamplingParams,
+    StartDecode,
+    SubmitDecode,
+    SubmitPrefill,
+    SubmitReply,
+)
+from isthmus_shared.metrics import Metrics
+
+ROUTE_TIMEOUT_S = 2.0
+WORKER_TIMEOUT_S = 5.0
+"""For a submit or a start to be answered: workers answer at once, before they compute anything."""
+CANCEL_TIMEOUT_S = 2.0
+CANCEL_TRIES = 2
+"""A Cancel is idempotent. What two tries can't reach is behind a dead link, and the workers' leases end it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a saga's messages are made of."""
+
+    request_id: RequestId
+    transfer_id: TransferId
+    model: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """What all sagas of an ingress share."""
+
+    bus: Bus
+    events_subject: str
+    tasks: asyncio.TaskGroup
+    """Outlives any one request: a Cancel goes on when its client has long left."""
+    metrics: Metrics
+    log: FilteringBoundLogger
+
+
+class RunningSaga:
+    """One saga on the event loop. `on_end` is called once, right after its End went to the outbox."""
+
+    def __init__(
+        self, saga: Saga, work: Work, deps: Deps, outbox: Outbox, index: int, on_end: Callable[[RunningSaga], None]
+    ) -> None:
+        self.saga, self.work = saga, work
+        self._deps, self._outbox, self._index, self._on_end = deps, outbox, index, on_end
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self.feed(Begin())
+
+    def feed(self, event: Event) -> None:
+        """Handle an event now. Never waits."""
+        ended = self._execute(self.saga.handle(event, now_s=self._loop.time()))
+        if ended:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._on_end(self)
+        elif not self.saga.over and (self._timer is None or self.saga.wake_at_s < self._timer.when()):
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self.saga.wake_at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        # Tokens move the saga's next deadline without touching the timer; so it may be early, and is set again.
+        self._timer = None
+        self.feed(Tick())
+
+    def _execute(self, effects: list[Effect]) -> bool:
+        ended = False
+        for effect in effects:
+            match effect:
+                case Deliver():
+                    if not self._outbox.put(self._index, effect):
+                        self._loop.call_soon(self.feed, ClientGone())
+                case End():
+                    self._outbox.put(self._index, effect)
+                    ended = True
+                case AskRoute():
+                    self._spawn(self._ask_route(effect))
+                case Submit():
+                    self._spawn(self._submit(effect))
+                case Start():
+                    self._spawn(self._start(effect))
+                case SendCancel():
+                    self._spawn(self._cancel(effect))
+                case Replanned():
+                    self._deps.metrics.replans.labels(effect.error.code).inc()
+                    self._deps.log.warning(
+                        "request.replanned",
+                        request_id=self.work.request_id,
+                        generation=effect.generation,
+                        code=effect.error.code,
+                        error=effect.error.text,
+                        output_tokens=len(self.saga.output),
+                    )
+                case _:
+                    assert_never(effect)
+        return ended
+
+    def _spawn(self, step: object) -> None:
+        self._deps.tasks.create_task(step)  # type: ignore[arg-type]
+
+    async def _ask_route(self, effect: AskRoute) -> None:
+        request = RouteRequest(
+            request_id=self.work.request_id,
+            model=self.work.model,
+            isl_tokens=len(self.work.prompt) + len(self.saga.output),
+            max_osl_tokens=max(1, self.work.sampling.max_tokens - len(self.saga.output)),
+            exclude=effect.exclude,
+        )
+        try:
+            answer = await self._deps.bus.request(subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S)
+            reply = RouteReply.decode(answer.data)
+            if reply.fault is not None:
+                raise reply.fault.to_error()
+            if reply.route is None:
+                raise ProtocolViolation("the planner answered with neither a route nor a fault")
+        except IsthmusError as error:
+            self.feed(RouteFailed(effect.generation, error))
+            return
+        self.feed(Routed(effect.generation, reply.route))
+
+    async def _submit(self, effect: Submit) -> None:
+        common = {
+            "request_id": self.work.request_id,
+            "generation": effect.generation,
+            "incarnation": effect.worker.incarnation,
+            "events_subject": self._deps.events_subject,
+            "token_ids": self.work.prompt + effect.output,
+            "output_offset": len(effect.output),
+            "sampling": self.work.sampling,
+        }
+        if effect.role is Role.PREFILL:
+            call, subject = Call.PREFILL, subjects.worker_prefill(effect.worker.worker_id)
+            data = SubmitPrefill(transfer_id=self.work.transfer_id, deadline_s=effect.deadline_s, **common).encode()
+        else:
+            call, subject = Call.DECODE, subjects.worker_decode(effect.worker.worker_id)
+            data = SubmitDecode(ticket=effect.ticket, transfer_deadline_s=effect.deadline_s, **common).encode()
+        try:
+            answer = await self._deps.bus.request(subject, data, timeout_s=WORKER_TIMEOUT_S)
+            reply = SubmitReply.decode(answer.data)
+        except IsthmusError as error:
+            self.feed(Answered(call, effect.generation, error=error))
+            return
+        fault = reply.fault.to_error() if reply.fault is not None else None
+        self.feed(Answered(call, effect.generation, reply.ticket, fault))
+
+    async def _start(self, effect: Start) -> None:
+        message = StartDecode(
+            request_id=self.work.request_id,
+            generation=effect.generation,
+            incarnation=effect.worker.incarnation,
+            first_token_id=effect.first_token_id,
+        )
+        error: IsthmusError | None = None
+        try:
+            subject = subjects.worker_start(effect.worker.worker_id)
+            answer = await self._deps.bus.request(subject, message.encode(), timeout_s=WORKER_TIMEOUT_S)
+            fault = Ack.decode(answer.data).fault
+            error = fault.to_error() if fault is not None else None
+        except IsthmusError as failure:
+            error = failure
+        self.feed(Answered(Call.START, effect.generation, error=error))
+
+    async def _cancel(self, effect: SendCancel) -> None:
+        message = Cancel(
+            request_id=self.work.request_id,
+            generation=effect.generation,
+            incarnation=effect.worker.incarnation,
+            reason=effect.reason,
+        ).encode()
+        subject = subjects.worker_cancel(effect.worker.worker_id)
+        for attempt in range(1, CANCEL_TRIES + 1):
+            try:
+                answer = await self._deps.bus.request(subject, message, timeout_s=CANCEL_TIMEOUT_S)
+                Ack.decode(answer.data)
+                return
+            except IsthmusError as error:
+                self._deps.log.info(
+                    "cancel.unanswered",
+                    request_id=self.work.request_id,
+                    worker_id=effect.worker.worker_id,
+                    attempt=attempt,
+                    code=error.code,
+                )
+                if error.code == "no_responders":
+                    return  # nobody is there to hold anything

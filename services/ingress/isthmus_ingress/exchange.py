@@ -1,0 +1,168 @@
+"""One client request in progress: its sagas on one side, the text of its answer on the other.
+
+Both front doors use it alike: `updates()` until `finished`, then `close()` on every way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from isthmus_ingress.choice import Choice, Piece
+from isthmus_ingress.detokenize import StopScanner
+from isthmus_ingress.driver import Deps, RunningSaga, Work
+from isthmus_ingress.hub import Hub
+from isthmus_ingress.openai.errors import TooManyRequests
+from isthmus_ingress.openai.render import Usage
+from isthmus_ingress.outbox import Outbox
+from isthmus_ingress.prepare import Prepared
+from isthmus_ingress.saga import Saga
+from isthmus_ingress.saga_types import ClientGone, Deliver, End, StopFound
+from isthmus_ingress.text import Tokenizer
+from isthmus_shared.errors import Cancelled, IsthmusError
+from isthmus_shared.ids import RequestId, TransferId, new_id
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    request_timeout_s: float
+    attempts: int
+    max_in_flight: int
+    """Sagas, that is choices, of all requests together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of one choice, with text that was held back until it was known."""
+
+    text: str
+    reason: str
+
+
+Update = tuple[Choice, Piece | Finished]
+
+
+class Exchange:
+    def __init__(
+        self, prepared: Prepared, tokenizer: Tokenizer, hub: Hub, deps: Deps, limits: Limits, *, received_s: float
+    ) -> None:
+        if hub.running + len(prepared.sampling) > limits.max_in_flight:
+            raise TooManyRequests(
+                "this ingress is serving as many requests as it may",
+                why=f"{hub.running} of {limits.max_in_flight} are in progress",
+                todo="try again shortly",
+            )
+        self.prepared = prepared
+        self._hub, self._metrics = hub, deps.metrics
+        self._loop = asyncio.get_running_loop()
+        self._received_s = self._last_s = received_s
+        self._first = True
+        self.outbox = Outbox(self._loop)
+        silent = frozenset(token for params in prepared.sampling for token in params.stop_token_ids)
+        self.choices = [
+            Choice(
+                index,
+                index // prepared.choices_per_prompt,
+                tokenizer.detokenizer(),
+                StopScanner(prepared.stops),
+                silent,
+            )
+            for index in range(len(prepared.sampling))
+        ]
+        self._cached = [0] * len(prepared.prompts)
+        self._open = len(self.choices)
+        self._outcome: str | None = None
+        deadline_s = received_s + limits.request_timeout_s
+        self._sagas = [self._saga(choice, deps, deadline_s, limits.attempts) for choice in self.choices]
+
+    def _saga(self, choice: Choice, deps: Deps, deadline_s: float, attempts: int) -> RunningSaga:
+        sampling = self.prepared.sampling[choice.index]
+        work = Work(
+            request_id=RequestId(new_id("req")),
+            transfer_id=TransferId(new_id("xfer")),
+            model=self.prepared.model.name,
+            prompt=self.prepared.prompts[choice.prompt].token_ids,
+            sampling=sampling,
+        )
+        saga = Saga(max_tokens=sampling.max_tokens, deadline_s=deadline_s, max_attempts=attempts)
+        return RunningSaga(saga, work, deps, self.outbox, choice.index, self._hub.remove)
+
+    def start(self) -> None:
+        self._metrics.requests_running.inc()
+        self._metrics.tokens_in.inc(self.prepared.prompt_tokens)
+        self._metrics.request_prompt_tokens.observe(self.prepared.prompt_tokens)
+        for saga in self._sagas:
+            self._hub.add(saga)
+            saga.start()
+
+    @property
+    def finished(self) -> bool:
+        return self._open == 0
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        completion = sum(choice.tokens for choice in self.choices)
+        return Usage(self.prepared.prompt_tokens, completion, sum(self._cached))
+
+    async def updates(self) -> list[Update]:
+        """What has come since the last call, waiting for something. Raises the request's error, or `Cancelled`
+        when the client has gone."""
+        items = await self.outbox.take()
+        if self.outbox.closed:
+            self._outcome = "client_gone"
+            self._metrics.cancellations.inc()
+            raise Cancelled("the client left")
+        updates: list[Update] = []
+        for index, effect in items:
+            choice = self.choices[index]
+            if choice.finish is not None:
+                continue  # a stop string was found: what was under way is not shown
+            if type(effect) is Deliver:
+                self._take(choice, effect, updates)
+            elif type(effect) is End:
+                if effect.error is not None or effect.finish is None:
+                    raise self._failed(effect.error)
+                text = choice.end(effect.finish)
+                assert choice.finish is not None
+                updates.append((choice, Finished(text, choice.finish)))
+                self._open -= 1
+        return updates
+
+    def _failed(self, error: IsthmusError | None) -> IsthmusError:
+        if error is None or (isinstance(error, Cancelled) and not self.outbox.closed):
+            # Only a reader too far behind is cancelled from here while it is still connected.
+            error = Cancelled("the client does not read its answer")
+        self._outcome = error.code
+        return error
+
+    def _take(self, choice: Choice, deliver: Deliver, updates: list[Update]) -> None:
+        piece = choice.take(deliver)
+        self._time(len(piece.token_ids))
+        if deliver.cached_tokens > self._cached[choice.prompt]:
+            self._cached[choice.prompt] = deliver.cached_tokens
+        updates.append((choice, piece))
+        if piece.stopped:
+            self._sagas[choice.index].feed(StopFound())
+            updates.append((choice, Finished("", "stop")))
+            self._open -= 1
+
+    def _time(self, tokens: int) -> None:
+        now_s = self._loop.time()
+        if self._first:
+            self._first = False
+            self._metrics.request_ttft_seconds.observe(now_s - self._received_s)
+        elif len(self.choices) == 1:
+            self._metrics.request_itl_seconds.observe((now_s - self._last_s) / max(1, tokens))
+        self._last_s = now_s
+        self._metrics.tokens_out.inc(tokens)
+
+    def close(self) -> None:
+        """Nobody waits any more: what is still running is cancelled. Call once after `start`."""
+        for saga in self._sagas:
+            if not saga.saga.over:
+                saga.feed(ClientGone())
+        outcome = self._outcome or ("ok" if self.finished else "client_gone")
+        self._metrics.requests.labels("chat" if self.prepared.chat else "completions", outcome).inc()
+        self._metrics.requests_running.dec()
+        self._metrics.request_e2e_seconds.observe(self._loop.time() - self._received_s)

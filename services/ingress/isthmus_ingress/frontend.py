@@ -1,0 +1,91 @@
+"""What both front doors do with a request before and after their own wire: admit, prepare, run, count."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from isthmus_ingress.answers import Streamer, whole_answer
+from isthmus_ingress.driver import Deps
+from isthmus_ingress.exchange import Exchange, Limits
+from isthmus_ingress.hub import Hub
+from isthmus_ingress.openai.render import Identity
+from isthmus_ingress.prepare import Prepared, Preparer
+from isthmus_shared.errors import Draining, InvalidRequest, IsthmusError, ModelNotFound
+
+
+class Frontend:
+    """`accepting` says whether new requests are welcome; what has begun goes on."""
+
+    def __init__(self, preparer: Preparer, hub: Hub, deps: Deps, limits: Limits, accepting: Callable[[], bool]) -> None:
+        self.hub, self.preparer = hub, preparer
+        self._deps, self._limits, self._accepting = deps, limits, accepting
+        self.idle = asyncio.Event()
+        """Set while no request is in progress."""
+        self.idle.set()
+        self._active = 0
+        self._started = int(time.time())  # a calendar time for `created`, not a clock for durations
+
+    async def prepare(self, body: Mapping[str, Any], *, chat: bool) -> Prepared:
+        """Raises whatever is wrong with the request, or that nobody can serve it."""
+        if not self._accepting():
+            raise Draining("this ingress is going away", todo="try again")
+        name = body.get("model")
+        if name is not None and not isinstance(name, str):
+            raise InvalidRequest("model is invalid", why="it must be text", param="model")
+        model = self.hub.roster.model(name)
+        return await (self.preparer.chat if chat else self.preparer.completion)(body, model)
+
+    @contextmanager
+    def exchange(self, prepared: Prepared, *, received_s: float) -> Iterator[Exchange]:
+        """The request in progress; on any way out of the context nothing of it is left running."""
+        exchange = Exchange(
+            prepared, self.preparer.text.tokenizer, self.hub, self._deps, self._limits, received_s=received_s
+        )
+        self._active += 1
+        self.idle.clear()
+        exchange.start()
+        try:
+            yield exchange
+        finally:
+            exchange.close()
+            self._active -= 1
+            if self._active == 0:
+                self.idle.set()
+
+    def refused(self, error: IsthmusError) -> None:
+        """Count a request that never became an exchange."""
+        self._deps.metrics.requests_rejected.labels(error.code).inc()
+
+    def identity(self, prepared: Prepared, request_id: str) -> Identity:
+        prefix = "chatcmpl" if prepared.chat else "cmpl"
+        return Identity(f"{prefix}-{request_id}", int(time.time()), prepared.model.name, prepared.chat)
+
+    def streamer(self, exchange: Exchange, request_id: str) -> Streamer:
+        return Streamer(exchange, self.identity(exchange.prepared, request_id), self.preparer.text.tokenizer)
+
+    async def whole(self, exchange: Exchange, request_id: str) -> dict[str, Any]:
+        identity = self.identity(exchange.prepared, request_id)
+        return await whole_answer(exchange, identity, self.preparer.text.tokenizer)
+
+    def models(self) -> list[dict[str, Any]]:
+        """OpenAI's model objects, with vLLM's `max_model_len`."""
+        return [
+            {
+                "id": model.name,
+                "object": "model",
+                "created": self._started,
+                "owned_by": "isthmus",
+                "max_model_len": model.max_model_len_tokens,
+            }
+            for model in self.hub.roster.models
+        ]
+
+    def model(self, name: str) -> dict[str, Any]:
+        found = next((model for model in self.models() if model["id"] == name), None)
+        if found is None:
+            raise ModelNotFound(f"The model `{name[:128]}` does not exist", param="model")
+        return found

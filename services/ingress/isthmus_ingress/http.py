@@ -1,0 +1,191 @@
+"""The HTTP front door: OpenAI's paths, vLLM's small extras, and the pages that operators ask for."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import isthmus_shared
+from isthmus_ingress.frontend import Frontend
+from isthmus_ingress.generate import GenerateEndpoint, HttpLimits
+from isthmus_ingress.http_wire import Message, Receive, Scope, Send, check_json, header, read_body, send_error
+from isthmus_ingress.openai.body import parse_object
+from isthmus_ingress.openai.errors import MethodNotAllowed, NoSuchPath, Unauthorized, error_body, error_headers
+from isthmus_shared.errors import Cancelled, InvalidRequest, IsthmusError
+from isthmus_shared.ids import new_id
+from isthmus_shared.metrics import CONTENT_TYPE
+from isthmus_shared.service import ServiceRuntime
+
+CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""An `x-request-id` that a client may choose; it goes into logs and headers."""
+MAX_TOKENIZE = 1_000_000
+"""Token ids that /detokenize takes."""
+
+
+class ApiApp:
+    """Gives every request an id, checks its key, and takes the two generating paths past the framework."""
+
+    def __init__(
+        self,
+        runtime: ServiceRuntime[Any],
+        frontend: Frontend,
+        limits: HttpLimits,
+        *,
+        api_keys: Sequence[str],
+    ) -> None:
+        self._keys = [key.encode() for key in api_keys]
+        self._generate = {
+            "/v1/chat/completions": GenerateEndpoint(frontend, limits, chat=True),
+            "/v1/completions": GenerateEndpoint(frontend, limits, chat=False),
+        }
+        self._pages = _pages(_Pages(runtime, frontend, limits), sorted(self._generate))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        given = header(scope, b"x-request-id") or ""
+        request_id = given if CLIENT_REQUEST_ID.fullmatch(given) else new_id("req")
+        path = scope["path"]
+        if self._keys and path.startswith(("/v1/", "/tokenize", "/detokenize")) and not self._knows(scope):
+            error = Unauthorized(
+                "Incorrect API key provided" if header(scope, b"authorization") else "You didn't provide an API key",
+                todo="send Authorization: Bearer with one of this server's keys",
+            )
+            await send_error(send, error, {"x-request-id": request_id, "connection": "close"})
+            return
+        generate = self._generate.get(path)
+        if generate is not None and scope["method"] == "POST":
+            await generate(scope, receive, send, request_id)
+            return
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        await self._pages(scope, receive, send_with_id)
+
+    def _knows(self, scope: Scope) -> bool:
+        scheme, _, key = (header(scope, b"authorization") or "").partition(" ")
+        given = key.strip().encode()
+        # Every key is compared, so that the time taken says nothing.
+        matches = [hmac.compare_digest(given, known) for known in self._keys]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def _pages(pages: _Pages, posted: Sequence[str]) -> Starlette:
+    routes = [
+        Route("/v1/models", pages.models),
+        Route("/v1/models/{name:path}", pages.model),
+        Route("/health", pages.health),
+        Route("/ping", pages.health, methods=["GET", "POST"]),
+        Route("/live", pages.live),
+        Route("/ready", pages.ready),
+        Route("/metrics", pages.metrics),
+        Route("/version", pages.version),
+        Route("/tokenize", pages.tokenize, methods=["POST"]),
+        Route("/detokenize", pages.detokenize, methods=["POST"]),
+        *(Route(path, pages.never, methods=["POST"]) for path in posted),
+    ]
+    handlers: dict[Any, Any] = {HTTPException: _http_error, IsthmusError: _isthmus_error}
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+def _error_response(error: IsthmusError, headers: dict[str, str]) -> JSONResponse:
+    return JSONResponse(error_body(error), error.http_status, {**headers, **error_headers(error)})
+
+
+async def _isthmus_error(_request: Request, error: IsthmusError) -> Response:
+    return _error_response(error, {})
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    """What the router refuses: a path or a method."""
+    path = request.url.path[:256]
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+    if error.status_code == 405:
+        allowed = headers.get("allow", "another method")
+        return _error_response(
+            MethodNotAllowed(f"{request.method} is not allowed on {path}", todo=f"use {allowed}"), headers
+        )
+    return _error_response(NoSuchPath(f"Invalid URL ({request.method} {path})"), headers)
+
+
+class _Pages:
+    def __init__(self, runtime: ServiceRuntime[Any], frontend: Frontend, limits: HttpLimits) -> None:
+        self._runtime, self._frontend, self._limits = runtime, frontend, limits
+
+    async def models(self, _request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": self._frontend.models()})
+
+    async def model(self, request: Request) -> Response:
+        return JSONResponse(self._frontend.model(request.path_params["name"]))
+
+    async def health(self, _request: Request) -> Response:
+        fields = {
+            "service": self._runtime.name,
+            "instance": self._runtime.instance,
+            "incarnation": self._runtime.incarnation,
+            "version": isthmus_shared.__version__,
+            "state": self._runtime.state.value,
+            "bus_connected": self._runtime.bus.connected,
+            "problems": self._runtime.problems(),
+        }
+        return JSONResponse(fields)
+
+    async def live(self, _request: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def ready(self, _request: Request) -> Response:
+        problems = self._runtime.problems()
+        return JSONResponse({"ready": not problems, "problems": problems}, 503 if problems else 200)
+
+    async def metrics(self, _request: Request) -> Response:
+        self._runtime.metrics.bus_connected.set(self._runtime.bus.connected)
+        return Response(self._runtime.metrics.exposition(), media_type=None, headers={"content-type": CONTENT_TYPE})
+
+    async def version(self, _request: Request) -> Response:
+        return JSONResponse({"version": isthmus_shared.__version__})
+
+    async def never(self, _request: Request) -> Response:
+        raise AssertionError("the generating paths are taken before the router")
+
+    async def tokenize(self, request: Request) -> Response:
+        """vLLM's: {"prompt": text} or {"messages": [...]} → {"tokens", "count", "max_model_len"}."""
+        body = await self._body(request)
+        model = self._frontend.hub.roster.model(body.get("model") if isinstance(body.get("model"), str) else None)
+        ours = ("prompt", "messages", "model", "add_generation_prompt")
+        known = {name: value for name, value in body.items() if name in ours}
+        token_ids = await self._frontend.preparer.tokenize(known)
+        fields = {"count": len(token_ids), "max_model_len": model.max_model_len_tokens, "tokens": token_ids}
+        return JSONResponse(fields)
+
+    async def detokenize(self, request: Request) -> Response:
+        """vLLM's: {"tokens": [...]} → {"prompt": text}."""
+        token_ids = (await self._body(request)).get("tokens")
+        if (
+            not isinstance(token_ids, list)
+            or len(token_ids) > MAX_TOKENIZE
+            or any(type(token_id) is not int or token_id < 0 for token_id in token_ids)
+        ):
+            raise InvalidRequest("tokens is invalid", why="it must be a list of token ids", param="tokens")
+        return JSONResponse({"prompt": self._frontend.preparer.text.tokenizer.decode(token_ids, special=True)})
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        check_json(request.scope)
+        limits = self._limits
+        try:
+            data = await read_body(
+                request.scope, request.receive, limit_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s
+            )
+        except Cancelled as error:
+            raise HTTPException(499) from error
+        return parse_object(data)

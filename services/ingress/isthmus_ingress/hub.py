@@ -1,0 +1,117 @@
+"""Where everything that workers publish comes in: tokens for the sagas, heartbeats, deaths."""
+
+from __future__ import annotations
+
+import asyncio
+
+from structlog.typing import FilteringBoundLogger
+
+from isthmus_ingress.driver import RunningSaga
+from isthmus_ingress.roster import Roster
+from isthmus_ingress.saga_types import Output, WorkerGone
+from isthmus_shared.bus.port import Bus, Subscription
+from isthmus_shared.errors import ProtocolViolation
+from isthmus_shared.ids import RequestId
+from isthmus_shared.messages import subjects
+from isthmus_shared.messages.health import WorkerHeartbeat, WorkerLost
+from isthmus_shared.messages.work import StepEvents
+from isthmus_shared.metrics import Metrics
+
+MAX_PENDING_EVENTS = 16384
+"""Step messages not yet read. At one per worker and step that is seconds of a large cluster; a shed one is a gap
+that its sagas see, and re-plan."""
+WATCH_S = 0.25
+"""Between two looks for silent workers: half a heartbeat."""
+
+
+class Hub:
+    """One per ingress. `run` serves until cancelled; sagas are added and removed as they live."""
+
+    def __init__(
+        self, bus: Bus, events_subject: str, roster: Roster, metrics: Metrics, log: FilteringBoundLogger
+    ) -> None:
+        self.roster = roster
+        self.ready = asyncio.Event()
+        """Set once everything is subscribed."""
+        self._bus, self._subject, self._metrics, self._log = bus, events_subject, metrics, log
+        self._sagas: dict[RequestId, RunningSaga] = {}
+
+    @property
+    def running(self) -> int:
+        return len(self._sagas)
+
+    def add(self, saga: RunningSaga) -> None:
+        self._sagas[saga.work.request_id] = saga
+
+    def remove(self, saga: RunningSaga) -> None:
+        self._sagas.pop(saga.work.request_id, None)
+
+    async def run(self) -> None:
+        async with (
+            self._bus.subscribe(self._subject, max_pending=MAX_PENDING_EVENTS) as events,
+            self._bus.subscribe(subjects.HEARTBEAT_WORKER) as beats,
+            self._bus.subscribe(subjects.WORKER_LOST) as lost,
+            asyncio.TaskGroup() as tasks,
+        ):
+            tasks.create_task(self._read_events(events))
+            tasks.create_task(self._read_beats(beats))
+            tasks.create_task(self._read_lost(lost))
+            tasks.create_task(self._watch())
+            self.ready.set()
+
+    async def _read_events(self, events: Subscription) -> None:
+        async for message in events:
+            try:
+                step = StepEvents.decode(message.data)
+            except ProtocolViolation as error:
+                self._malformed(message.subject, error)
+                continue
+            incarnation = step.worker.incarnation
+            for event in step.events:
+                saga = self._sagas.get(event.request_id)
+                if saga is not None:
+                    saga.feed(Output(incarnation, event))
+
+    async def _read_beats(self, beats: Subscription) -> None:
+        loop = asyncio.get_running_loop()
+        async for message in beats:
+            try:
+                beat = WorkerHeartbeat.decode(message.data)
+            except ProtocolViolation as error:
+                self._malformed(message.subject, error)
+                continue
+            gone = self.roster.beat(beat, now_s=loop.time())
+            if gone is not None:
+                self.tell_gone(gone)
+
+    async def _read_lost(self, lost: Subscription) -> None:
+        async for message in lost:
+            try:
+                report = WorkerLost.decode(message.data)
+            except ProtocolViolation as error:
+                self._malformed(message.subject, error)
+                continue
+            self.roster.lost(report.worker.incarnation)
+            self.tell_gone(WorkerGone(report.worker.incarnation, f"{report.worker.worker_id}: {report.why}"))
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        looked_s = loop.time()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now_s = loop.time()
+            if not self._bus.connected or now_s - looked_s > 2 * WATCH_S:
+                # Without the bus, or when this process itself was held up, silence is ours and not theirs.
+                self.roster.excuse(now_s=now_s)
+            looked_s = now_s
+            for gone in self.roster.silent(now_s=now_s):
+                self.tell_gone(gone)
+
+    def tell_gone(self, gone: WorkerGone) -> None:
+        self._log.warning("worker.gone", worker_incarnation=gone.incarnation, why=gone.why, certain=gone.certain)
+        for saga in list(self._sagas.values()):
+            saga.feed(gone)
+
+    def _malformed(self, subject: str, error: ProtocolViolation) -> None:
+        self._metrics.bus_malformed.labels("ingress").inc()
+        self._log.warning("message.malformed", subject=subject, error=error.text)

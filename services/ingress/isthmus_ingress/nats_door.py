@@ -1,0 +1,165 @@
+"""The same API over NATS request/reply, for callers that are on the bus anyway.
+
+A request's body is JSON, or msgpack when its header `content-type` says so; the answer comes in the same format. With
+`stream: true` the reply inbox gets one message per batch of chunks: `isthmus-seq` counts them from 0, and the last
+one carries `isthmus-end: true`. A chunk message is a JSON (or msgpack) list of chunk objects. An error is OpenAI's
+error object with its HTTP status in `isthmus-status`, and is always the last message.
+
+There is no connection to lose, so a caller that wants to stop early names a subject in `isthmus-cancel` and publishes
+anything to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+from structlog.typing import FilteringBoundLogger
+
+from isthmus_ingress.exchange import Exchange
+from isthmus_ingress.frontend import Frontend
+from isthmus_ingress.openai.body import check_tree, parse_object
+from isthmus_ingress.openai.errors import error_body, error_headers
+from isthmus_ingress.openai.render import DONE, to_json
+from isthmus_ingress.prepare import Prepared
+from isthmus_shared.bus.port import Bus, BusMessage
+from isthmus_shared.bus.subscribing import subscribed
+from isthmus_shared.errors import Cancelled, InvalidRequest, IsthmusError, PayloadTooLarge, ProtocolViolation
+from isthmus_shared.ids import new_id
+from isthmus_shared.messages import subjects
+from isthmus_shared.messages.base import unpack_map
+
+CONTENT_TYPE, SEQ, END, STATUS, CANCEL = (
+    "content-type",
+    "isthmus-seq",
+    "isthmus-end",
+    "isthmus-status",
+    "isthmus-cancel",
+)
+JSON, MSGPACK = "application/json", "application/msgpack"
+MAX_PENDING = 1024
+"""Requests not yet looked at; the in-flight limit refuses long before."""
+_EVENT_HEAD = b"data: "
+
+
+class NatsDoor:
+    def __init__(self, bus: Bus, frontend: Frontend, log: FilteringBoundLogger, *, max_body_bytes: int) -> None:
+        self._bus, self._frontend, self._log, self._max_body_bytes = bus, frontend, log, max_body_bytes
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._serve(subjects.API_CHAT))
+            tasks.create_task(self._serve(subjects.API_COMPLETIONS))
+            tasks.create_task(self._serve(subjects.API_MODELS))
+
+    async def _serve(self, subject: str) -> None:
+        async with (
+            subscribed(self._bus, subject, queue=subjects.API_QUEUE, max_pending=MAX_PENDING) as requests,
+            asyncio.TaskGroup() as tasks,
+        ):
+            async for message in requests:
+                if message.reply is not None:  # without a reply there is nobody to answer
+                    tasks.create_task(self._handle(message, message.reply))
+
+    async def _handle(self, message: BusMessage, inbox: str) -> None:
+        received_s = asyncio.get_running_loop().time()
+        reply = _Reply(self._bus, inbox, _format(message))
+        try:
+            if message.subject == subjects.API_MODELS:
+                await reply.last({"object": "list", "data": self._frontend.models()})
+                return
+            try:
+                body = self._body(message, reply.format)
+                prepared = await self._frontend.prepare(body, chat=message.subject == subjects.API_CHAT)
+            except IsthmusError as error:
+                self._frontend.refused(error)
+                raise
+            with self._frontend.exchange(prepared, received_s=received_s) as exchange:
+                await self._answer(exchange, prepared, message, reply)
+        except Cancelled as error:
+            self._log.info("nats.cancelled", error=error.text)
+        except IsthmusError as error:
+            await self._tell(reply, error)
+
+    def _body(self, message: BusMessage, format: str) -> Mapping[str, Any]:
+        if len(message.data) > self._max_body_bytes:
+            raise PayloadTooLarge("the body is too large", why=f"{self._max_body_bytes} bytes are allowed")
+        if format == JSON:
+            return parse_object(message.data)
+        try:
+            fields = unpack_map(message.data, what="the body")
+        except ProtocolViolation as error:
+            raise InvalidRequest("the body is not a msgpack map", why=error.what) from error
+        check_tree(fields)
+        return fields
+
+    async def _answer(self, exchange: Exchange, prepared: Prepared, message: BusMessage, reply: _Reply) -> None:
+        request_id = new_id("req")
+        cancel = message.headers.get(CANCEL)
+        failed: IsthmusError | None = None
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._watch(cancel, exchange)) if cancel else None
+            try:
+                if not prepared.stream:
+                    await reply.last(await self._frontend.whole(exchange, request_id))
+                else:
+                    async for batch in self._frontend.streamer(exchange, request_id).batches():
+                        await reply.chunks(batch)
+            except IsthmusError as error:
+                failed = error  # not through the group, which would wrap it
+            finally:
+                if watching is not None:
+                    watching.cancel()
+        if failed is not None:
+            raise failed
+
+    async def _watch(self, subject: str, exchange: Exchange) -> None:
+        async with self._bus.subscribe(subject, max_pending=1) as said:
+            async for _ in said:
+                exchange.outbox.close()
+                return
+
+    async def _tell(self, reply: _Reply, error: IsthmusError) -> None:
+        try:
+            await reply.last(error_body(error), {STATUS: str(error.http_status), **error_headers(error)})
+        except IsthmusError as lost:
+            self._log.warning("nats.answer_lost", code=lost.code, error=lost.text)
+
+
+def _format(message: BusMessage) -> str:
+    kind = message.headers.get(CONTENT_TYPE, "").split(";", 1)[0].strip().lower()
+    if kind in (MSGPACK, "application/x-msgpack", "application/vnd.msgpack"):
+        return MSGPACK
+    return JSON
+
+
+class _Reply:
+    """The caller's inbox: messages in order, in its format."""
+
+    def __init__(self, bus: Bus, inbox: str, format: str) -> None:
+        self._bus, self._inbox, self.format = bus, inbox, format
+        self._seq = 0
+
+    async def chunks(self, batch: bytes) -> None:
+        """A batch of server-sent events as a list of chunk objects."""
+        events = [event.removeprefix(_EVENT_HEAD) for event in batch.split(b"\n\n") if event]
+        ended = bool(events) and events[-1] == DONE.removeprefix(_EVENT_HEAD).strip()
+        chunks = events[:-1] if ended else events
+        if self.format == JSON:
+            data = b"[" + b",".join(chunks) + b"]"
+        else:
+            data = msgpack.packb([json.loads(chunk) for chunk in chunks])
+        await self._send(data, {END: "true"} if ended else {})
+
+    async def last(self, answer: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
+        data = to_json(answer).encode() if self.format == JSON else msgpack.packb(answer)
+        await self._send(data, {END: "true", **(headers or {})})
+
+    async def _send(self, data: bytes, headers: Mapping[str, str]) -> None:
+        told = {CONTENT_TYPE: self.format, SEQ: str(self._seq), **headers}
+        self._seq += 1
+        await self._bus.publish(self._inbox, data, headers=told)

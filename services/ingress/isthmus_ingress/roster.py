@@ -1,0 +1,94 @@
+"""Which workers live, from their heartbeats. Pure: time is an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from isthmus_ingress.saga_types import WorkerGone
+from isthmus_shared.errors import ModelNotFound, Unavailable
+from isthmus_shared.ids import Incarnation, WorkerId
+from isthmus_shared.messages.health import LOST_AFTER_BEATS, ProcessState, WorkerHeartbeat
+
+MAX_WORKERS = 4096
+"""Heartbeats of more are ignored: a cluster of that size has more than one ingress view to worry about."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    beat: WorkerHeartbeat
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    max_model_len_tokens: int
+    """The least of all workers that serve it, so that any of them can take the request."""
+
+
+@dataclass(slots=True)
+class Roster:
+    model_name: str | None = None
+    """The one model that this ingress has a tokenizer for; None: whatever the workers serve, if they agree."""
+    _seen: dict[WorkerId, _Seen] = field(default_factory=dict)
+
+    def beat(self, beat: WorkerHeartbeat, *, now_s: float) -> WorkerGone | None:
+        """Take a heartbeat in. A new life of a worker is the end of its old one."""
+        old = self._seen.get(beat.worker_id)
+        if old is None and len(self._seen) >= MAX_WORKERS:
+            return None
+        self._seen[beat.worker_id] = _Seen(beat, now_s)
+        if old is None or old.beat.incarnation == beat.incarnation:
+            return None
+        return WorkerGone(old.beat.incarnation, f"worker {beat.worker_id} has started anew")
+
+    def lost(self, incarnation: Incarnation) -> None:
+        for worker_id, seen in list(self._seen.items()):
+            if seen.beat.incarnation == incarnation:
+                del self._seen[worker_id]
+
+    def silent(self, *, now_s: float) -> list[WorkerGone]:
+        """Forget, and report, every worker that has missed its beats."""
+        gone = []
+        for worker_id, seen in list(self._seen.items()):
+            bound_s = LOST_AFTER_BEATS * seen.beat.interval_s
+            if now_s - seen.at_s > bound_s:
+                del self._seen[worker_id]
+                why = f"worker {worker_id} sent no heartbeat for {bound_s:g} s"
+                gone.append(WorkerGone(seen.beat.incarnation, why, certain=False))
+        return gone
+
+    def excuse(self, *, now_s: float) -> None:
+        """Silence until now proves nothing (we could not hear): count from here."""
+        for seen in self._seen.values():
+            seen.at_s = now_s
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """By name, of ready workers only; just the one of `model_name` when that is set."""
+        shortest: dict[str, int] = {}
+        for seen in self._seen.values():
+            beat = seen.beat
+            if beat.state is ProcessState.READY and self.model_name in (None, beat.model):
+                known = shortest.get(beat.model, beat.max_model_len_tokens)
+                shortest[beat.model] = min(known, beat.max_model_len_tokens)
+        return tuple(Model(name, length) for name, length in sorted(shortest.items()))
+
+    def model(self, name: str | None) -> Model:
+        """The model of a request (None or empty: the only one). Raises `ModelNotFound` or `Unavailable`."""
+        models = self.models
+        if not models:
+            if name and self.model_name is not None and name != self.model_name:
+                raise self._not_found(name, self.model_name)
+            raise Unavailable("no worker is ready", why="none has sent a heartbeat", todo="try again shortly")
+        if len(models) > 1:
+            names = ", ".join(model.name for model in models)
+            why = f"workers serve {names}, and one ingress has one tokenizer"
+            raise Unavailable("the model is ambiguous", why=why, todo="set ISTHMUS_INGRESS_MODEL_NAME")
+        if name and name != models[0].name:
+            raise self._not_found(name, models[0].name)
+        return models[0]
+
+    @staticmethod
+    def _not_found(name: str, known: str) -> ModelNotFound:
+        return ModelNotFound(f"The model `{name[:128]}` does not exist", todo=f"use `{known}`", param="model")

@@ -1,0 +1,74 @@
+"""What a saga remembers of one attempt: the route, and the parties that hold something for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from isthmus_ingress.saga_types import CancelReason
+from isthmus_shared.errors import DeadlineExceeded, IsthmusError
+from isthmus_shared.ids import Generation, Incarnation
+from isthmus_shared.messages.health import Role
+from isthmus_shared.messages.route import Route
+from isthmus_shared.messages.work import KvTicket, WorkerRef
+
+
+class Ended(Enum):
+    """Why a party holds nothing for us any more."""
+
+    TERMINAL = "its own terminal event"
+    REFUSED = "it refused, or nobody listened"
+    GONE = "it died"
+    CONSUMED = "decode has the KV"
+    CANCELLED = "we cancelled it"
+
+
+@dataclass(slots=True)
+class Party:
+    role: Role
+    worker: WorkerRef
+    generation: Generation
+    heard: bool = False
+    """It has sent tokens."""
+    handed_off: bool = False
+    """Prefill: its KV is sealed; only staged bytes are left to free."""
+    ended: Ended | None = None
+    reason: CancelReason = "finished"
+
+
+@dataclass(slots=True)
+class Attempt:
+    route: Route
+    submitted_at_s: float
+    offset: int
+    """Output tokens that were already delivered when it began."""
+    parties: dict[Role, Party]
+    ticket: KvTicket | None = None
+    first_token_at_s: float | None = None
+    decode_accepted: bool = False
+    start_sent: bool = False
+
+    def due_s(self, last_token_at_s: float) -> float:
+        """When the next token must be here, by the route's deadlines."""
+        limits = self.route.deadlines
+        if self.first_token_at_s is None:
+            return self.submitted_at_s + limits.ttft_s
+        if self.decode_heard:
+            return last_token_at_s + limits.stall_s
+        return max(self.submitted_at_s + limits.transfer_s, last_token_at_s) + limits.stall_s
+
+    def overdue(self) -> tuple[IsthmusError, Incarnation]:
+        """What to say when it isn't, and whose life to leave out next time."""
+        limits, decode = self.route.deadlines, self.route.decode.incarnation
+        if self.first_token_at_s is None:
+            asked = self.parties.get(Role.PREFILL)
+            error = DeadlineExceeded(f"no first token within ttft_s = {limits.ttft_s:g} s")
+            return error, decode if asked is None else asked.worker.incarnation
+        if self.decode_heard:
+            return DeadlineExceeded(f"no token for stall_s = {limits.stall_s:g} s"), decode
+        return DeadlineExceeded(f"KV not on the decode side within transfer_s = {limits.transfer_s:g} s"), decode
+
+    @property
+    def decode_heard(self) -> bool:
+        decode = self.parties.get(Role.DECODE)
+        return decode is not None and decode.heard

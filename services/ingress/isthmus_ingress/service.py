@@ -1,0 +1,107 @@
+"""The ingress as a service: both front doors, the hub behind them, a heartbeat, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from isthmus_ingress.config import IngressConfig
+from isthmus_ingress.driver import Deps
+from isthmus_ingress.exchange import Limits
+from isthmus_ingress.frontend import Frontend
+from isthmus_ingress.generate import HttpLimits
+from isthmus_ingress.http import ApiApp
+from isthmus_ingress.http_wire import ApiServer, listen
+from isthmus_ingress.hub import Hub
+from isthmus_ingress.nats_door import NatsDoor
+from isthmus_ingress.prepare import Preparer
+from isthmus_ingress.roster import Roster
+from isthmus_ingress.text import load_model_text
+from isthmus_shared.ids import IngressId
+from isthmus_shared.messages import subjects
+from isthmus_shared.messages.health import IngressHeartbeat, ProcessState
+from isthmus_shared.service import ServiceRuntime
+
+TOKENIZER_THREADS = 2
+"""Long prompts tokenized at once; more would starve the event loop of a small machine."""
+
+
+class Ingress:
+    """One ingress within its runtime. `address` is the API's ``host:port`` once `listening` is set."""
+
+    def __init__(self, runtime: ServiceRuntime[IngressConfig], *, serve_http: bool = True) -> None:
+        self.runtime, self.config = runtime, runtime.config
+        self.roster = Roster(model_name=self.config.model_name)
+        self.address: str | None = None
+        self.listening = asyncio.Event()
+        self.server: ApiServer | None = None
+        self.events_subject = subjects.ingress_events(IngressId(self.config.id), runtime.incarnation)
+        self._serve_http = serve_http
+        self._hub = Hub(runtime.bus, self.events_subject, self.roster, runtime.metrics, runtime.log)
+        runtime.add_readiness("workers", self._workers_problem)
+
+    async def run(self) -> None:
+        """Until `runtime.stopping`; then what has begun ends first."""
+        with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
+            text = load_model_text(self.config.model)
+            async with asyncio.TaskGroup() as service:
+                background = [service.create_task(self._hub.run(), name="hub")]
+                await self._hub.ready.wait()
+                async with asyncio.TaskGroup() as work:
+                    frontend = self._frontend(Preparer(text, executor), work)
+                    door = NatsDoor(
+                        self.runtime.bus, frontend, self.runtime.log, max_body_bytes=self.config.max_body_bytes
+                    )
+                    background.append(service.create_task(door.run(), name="nats"))
+                    serving = service.create_task(self._http(frontend), name="http") if self._serve_http else None
+                    beat = self.runtime.heartbeat(subjects.HEARTBEAT_INGRESS, self._heartbeat)
+                    background.append(service.create_task(beat, name="heartbeat"))
+                    if serving is None:
+                        self.listening.set()
+                    await self.listening.wait()
+                    self.runtime.set_state(ProcessState.READY)
+                    await self.runtime.stopping.wait()
+                    self.runtime.set_state(ProcessState.DRAINING)
+                    await self._drain(frontend, serving)
+                for task in background:
+                    task.cancel()
+
+    def _frontend(self, preparer: Preparer, work: asyncio.TaskGroup) -> Frontend:
+        config, runtime = self.config, self.runtime
+        deps = Deps(runtime.bus, self.events_subject, work, runtime.metrics, runtime.log)
+        limits = Limits(config.request_timeout_s, config.attempts, config.max_in_flight)
+        return Frontend(preparer, self._hub, deps, limits, lambda: not runtime.stopping.is_set())
+
+    async def _http(self, frontend: Frontend) -> None:
+        config = self.config
+        limits = HttpLimits(config.max_body_bytes, config.body_timeout_s, config.write_stall_s)
+        keys = [key.get_secret_value() for key in config.api_keys]
+        app = ApiApp(self.runtime, frontend, limits, api_keys=keys)
+        with listen(config.host, config.port) as listener:
+            host, port = listener.getsockname()[:2]
+            self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self.server = ApiServer(app, grace_s=config.shutdown_grace_s)
+            self.runtime.log.info("http.listening", address=self.address)
+            self.listening.set()
+            await self.server.serve(sockets=[listener])
+
+    async def _drain(self, frontend: Frontend, serving: asyncio.Task[None] | None) -> None:
+        """No new connection or request; those that have begun end by themselves."""
+        if self.server is not None and serving is not None:
+            self.server.stop()
+            await serving
+        await frontend.idle.wait()
+
+    def _heartbeat(self) -> IngressHeartbeat:
+        return IngressHeartbeat(
+            incarnation=self.runtime.incarnation,
+            state=self.runtime.state,
+            interval_s=self.config.heartbeat_interval_s,
+            http_address=self.address,
+            ingress_id=IngressId(self.config.id),
+            events_subject=self.events_subject,
+            requests_in_flight=self._hub.running,
+        )
+
+    def _workers_problem(self) -> str | None:
+        return None if self.roster.models else "no worker that is ready has been heard of"

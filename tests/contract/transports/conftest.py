@@ -1,0 +1,50 @@
+"""The two ways between a producer and a consumer: two relays over TCP, or one relay (shared memory)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus_kvrelay.client import RelayClient
+from isthmus_testing import eventually
+from isthmus_testing.relay import Node, client_of, daemon_settings, running
+
+
+@dataclass
+class Way:
+    """Nodes at both ends, and a client at each."""
+
+    source: Node
+    target: Node
+    producer: RelayClient
+    consumer: RelayClient
+
+    async def at_rest(self) -> None:
+        """Nothing is held anywhere, and both cores say that they are consistent."""
+        await eventually(lambda: self.source.at_rest() and self.target.at_rest(), what="relays at rest")
+        self.source.daemon.check_invariants()
+        self.target.daemon.check_invariants()
+
+
+MakeWay = Callable[..., AbstractAsyncContextManager[Way]]
+
+
+@pytest.fixture(params=["tcp", "shm"])
+def make_way(request: pytest.FixtureRequest, tmp_path: Path) -> MakeWay:
+    @contextlib.asynccontextmanager
+    async def make(**options: Any) -> AsyncIterator[Way]:
+        async with contextlib.AsyncExitStack() as stack:
+            source = target = await stack.enter_async_context(running(daemon_settings(tmp_path, "a", **options)))
+            if request.param == "tcp":
+                target = await stack.enter_async_context(running(daemon_settings(tmp_path, "b", **options)))
+            producer = await stack.enter_async_context(client_of(source, "producer"))
+            consumer = await stack.enter_async_context(client_of(target, "consumer"))
+            yield Way(source, target, producer, consumer)
+
+    return make
