@@ -71,15 +71,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(sequence=sequences)
     def kv_arrives(self, sequence: Sequence | None) -> None:
-        if sequence is not None:
-            self.scheduler.source_ready(sequence)
+        if sequence is not None and sequence.request.kv_load is not None:
+            self._entered(sequence, self.scheduler.source_ready(sequence))
 
     @rule(sequence=sequences)
     def first_token_arrives(self, sequence: Sequence | None) -> None:
         if sequence is not None and sequence.request.kv_load is not None:
-            entered = self.scheduler.first_token(sequence, TOKEN)
-            if entered and sequence.request.sampling.max_tokens == 1:
-                self._finish(sequence)
+            self._entered(sequence, self.scheduler.first_token(sequence, TOKEN))
+
+    def _entered(self, sequence: Sequence, entered: bool) -> None:
+        if entered and sequence.request.sampling.max_tokens == 1:
+            self._finish(sequence)
 
     @rule(sequence=sequences)
     def abort(self, sequence: Sequence | None) -> None:

@@ -212,8 +212,10 @@ class BatchingEngine:
         fault: Fault | None = None
         while self.state in (EngineState.NEW, EngineState.READY):
             self._wake.clear()
-            await self._emit(self._apply_endings())
+            # Nothing may come between these two: a sequence that is to end must not be scheduled.
+            ended = self._apply_endings()
             batch = self._scheduler.schedule()
+            await self._emit(ended)
             if not batch.works:
                 await self._wake.wait()
                 continue

@@ -17,6 +17,7 @@ from isthmus_shared.engines.sim import SimRunner
 from isthmus_shared.errors import EngineFailed, InvalidRequest
 from isthmus_shared.ids import RequestId
 from isthmus_shared.messages.work import FinishReason
+from isthmus_testing import eventually
 from isthmus_testing.engines import Harness, ask, prompt_of, running
 
 CONFIG = EngineConfig(kind=EngineKind.SIM, model_name="m", kv_blocks=64)
@@ -175,6 +176,27 @@ async def test_a_worker_that_does_not_read_pauses_the_steps_and_loses_nothing() 
     assert indexes == list(range(MAX_REPORTS + 100))
     await engine.stop()
     assert runner.stopped == 1
+
+
+async def test_a_first_token_that_is_the_last_gives_no_other_though_the_loop_was_held_up() -> None:
+    engine = BatchingEngine(FlakyRunner(), CONFIG)
+    harness = Harness(engine, await engine.start())
+    aside, saved = harness.transfer(5), harness.transfer(5)
+    engine.submit(ask("fills", prompt_of(5), max_tokens=MAX_REPORTS))  # as many reports as the queue holds
+    engine.submit(ask("aside", prompt_of(5), load=aside))
+    engine.submit(ask("loads", prompt_of(5), load=saved, max_tokens=1))
+    await eventually(lambda: (engine.load().running, engine.load().waiting) == (0, 0))
+    engine.abort(RequestId("aside"))
+    saved.sink.filled(0, saved.total_bytes)
+    saved.sink.seal()
+    for _ in range(10):
+        await asyncio.sleep(0)  # the loop waits for room to report the abort
+    engine.start_decode(RequestId("loads"), 40)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(harness.collect())
+        loads = await harness.until("loads")
+        assert (loads.finish, loads.tokens) == (FinishReason.LENGTH, [])
+        await engine.stop()
 
 
 async def test_stop_returns_though_nobody_reads() -> None:
