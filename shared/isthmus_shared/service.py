@@ -154,13 +154,14 @@ class ServiceRuntime(Generic[C]):
         handler's: it is logged with its traceback, answered as `internal_error`, and the service goes on.
         `listening` is set once requests can arrive. `name` labels metrics and NATS' service statistics.
         """
-        endpoint = self._micro.add(name or request_type.KIND, subject, queue)
-        served = _Served(endpoint, request_type, handler, on_error)
         slots = asyncio.Semaphore(concurrency)
-        async with (
-            subscribed(self.bus, subject, queue=queue, max_pending=max_pending) as subscription,
-            asyncio.TaskGroup() as tasks,
-        ):
+        async with AsyncExitStack() as stack:
+            endpoint = stack.enter_context(self._micro.serving(name or request_type.KIND, subject, queue))
+            served = _Served(endpoint, request_type, handler, on_error)
+            subscription = await stack.enter_async_context(
+                subscribed(self.bus, subject, queue=queue, max_pending=max_pending)
+            )
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
             if listening is not None:
                 listening.set()
             async for message in subscription:

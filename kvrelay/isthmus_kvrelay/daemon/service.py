@@ -21,6 +21,9 @@ MAX_LOSSES = 1_024
 """Lost workers that wait for the bus; beyond it the oldest goes (a heartbeat without the worker says the same)."""
 DRAIN_SHARE = 0.8
 """Of the shutdown grace: for flows to finish. The rest is for closing."""
+OTHERS_BACK_S = 1.0
+"""After an outage of the bus, before the news is told: whom it concerns must have reconnected too (they dial ten times
+a second), since the bus keeps nothing for the absent."""
 FAREWELL_S = 1.0
 """For what is still unsaid on the bus when the process ends."""
 
@@ -90,6 +93,7 @@ class RelayService:
                     await self._runtime.bus.publish(subjects.WORKER_LOST, self._losses[0].encode())
                 except BusDisconnected:
                     await self._runtime.bus.wait_connected()
+                    await asyncio.sleep(OTHERS_BACK_S)
                 else:
                     self._losses.popleft()
 
