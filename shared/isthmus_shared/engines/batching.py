@@ -226,20 +226,20 @@ class BatchingEngine:
         await self._emit(self._apply_endings())
 
     async def _step(self, batch: Batch) -> Fault | None:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
         fault: Fault | None = None
+        took_s = 0.0
         try:
-            results = await self._runner.execute(batch)
+            step = await self._runner.execute(batch)
         except RUNNER_FAULTS as error:
             fault = _engine_fault(error)
             outputs = self._fail_running(batch, fault)
         else:
             self._failures_in_a_row = 0
-            outputs = self._take(batch, results)
+            took_s = step.took_s
+            outputs = self._take(batch, step.results)
         report = StepReport(
             outputs=tuple(outputs),
-            step_s=loop.time() - began_s,
+            step_s=took_s,
             prefill_tokens=batch.prefill_tokens,
             decode_sequences=batch.decode_sequences,
         )

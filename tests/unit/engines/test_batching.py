@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +10,7 @@ from isthmus_shared.engines.batching import MAX_FAILURES_IN_A_ROW, BatchingEngin
 from isthmus_shared.engines.config import EngineConfig, EngineKind
 from isthmus_shared.engines.kv_memory import MemoryKvSource
 from isthmus_shared.engines.reports import MAX_REPORTS
-from isthmus_shared.engines.runner_port import WorkResult
+from isthmus_shared.engines.runner_port import StepResult
 from isthmus_shared.engines.sequence import Batch
 from isthmus_shared.engines.sim import SimRunner
 from isthmus_shared.errors import EngineFailed, InvalidRequest
@@ -36,7 +35,7 @@ class FlakyRunner(SimRunner):
         self.gate.set()
         self.entered = asyncio.Event()
 
-    async def execute(self, batch: Batch) -> Sequence[WorkResult]:
+    async def execute(self, batch: Batch) -> StepResult:
         self.steps += 1
         self.entered.set()
         await self.gate.wait()
@@ -44,7 +43,7 @@ class FlakyRunner(SimRunner):
         if self.failing:
             self.failing -= 1
             raise self.error
-        return [self._result(work) for work in batch.works]
+        return StepResult([self._result(work) for work in batch.works], took_s=0.0)
 
     async def stop(self) -> None:
         self.stopped += 1
