@@ -87,6 +87,10 @@ class RelayDaemon:
             stats = self.stats()
             self._log.warning("relay.drain_timed_out", flows_out=stats.flows_out, flows_in=stats.flows_in)
 
+    async def watch(self) -> None:
+        """Returns when it is stopped; raises what a bug has raised in the transport."""
+        await self._transport.watch()
+
     async def stop(self) -> None:
         """Close everything. Clients are told; what is still open ends for peers when their lanes close."""
         if self._server is not None:

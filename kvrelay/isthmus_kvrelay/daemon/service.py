@@ -51,6 +51,7 @@ class RelayService:
                     tasks.create_task(runtime.heartbeat(subjects.HEARTBEAT_RELAY, self.heartbeat), name="heartbeat"),
                     tasks.create_task(self._tell_losses(), name="losses"),
                     tasks.create_task(self._observe(), name="observe"),
+                    tasks.create_task(self.daemon.watch(), name="transport"),
                 ]
                 runtime.set_state(ProcessState.READY)
                 await runtime.stopping.wait()
