@@ -119,7 +119,7 @@ class Observed:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._sent_bytes = self._received_bytes = self._stale = self._uncredited = 0
-        self._granted_bytes = 0
+        self._granted_bytes = self._quarantines = 0
 
     def take(self, stats: RelayStats, uncredited_chunks: int) -> None:
         m = self._metrics
@@ -134,10 +134,11 @@ class Observed:
         m.relay_sent_bytes.labels("tcp").inc(stats.sent_bytes - self._sent_bytes)
         m.relay_received_bytes.labels("tcp").inc(stats.received_bytes - self._received_bytes)
         m.relay_credits_granted_bytes.inc(stats.credits_granted_bytes - self._granted_bytes)
+        m.relay_quarantines.inc(stats.quarantines - self._quarantines)
         m.relay_stale.labels("message").inc(stats.stale - self._stale)
         m.relay_stale.labels("chunk").inc(uncredited_chunks - self._uncredited)
         self._sent_bytes, self._received_bytes = stats.sent_bytes, stats.received_bytes
-        self._granted_bytes = stats.credits_granted_bytes
+        self._granted_bytes, self._quarantines = stats.credits_granted_bytes, stats.quarantines
         self._stale, self._uncredited = stats.stale, uncredited_chunks
 
     def flow_closed(self, closed: FlowClosed) -> None:
