@@ -23,7 +23,7 @@ CONFIG = EngineConfig(kind=EngineKind.SIM, model_name="m", kv_blocks=64)
 
 
 class FlakyRunner(SimRunner):
-    """Takes no time; raises in the steps that it is told to, and can be held."""
+    """Takes no time but says 0.25 s; raises in the steps that it is told to, and can be held."""
 
     def __init__(self) -> None:
         super().__init__(CONFIG)
@@ -43,7 +43,7 @@ class FlakyRunner(SimRunner):
         if self.failing:
             self.failing -= 1
             raise self.error
-        return StepResult([self._result(work) for work in batch.works], took_s=0.0)
+        return StepResult([self._result(work) for work in batch.works], took_s=0.25)
 
     async def stop(self) -> None:
         self.stopped += 1
@@ -246,5 +246,5 @@ async def test_load_tells_what_waits_runs_and_how_fast() -> None:
         runner.gate.set()
         await engine.until("waits")
         after = engine.engine.load()
-        assert after.decode_step_s is not None
-        assert after.prefill_tokens_per_s is not None
+        assert after.decode_step_s == pytest.approx(0.25)
+        assert after.prefill_tokens_per_s == pytest.approx((20 + 30) / (2 * 0.25))
