@@ -264,7 +264,9 @@ class OutSide:
         size = flow.size_of(flow.sendable[0])
         ready_s = lane.pacer.ready_at_s(size, now_s=led.now_s)
         if ready_s > led.now_s:
-            led.wake_at(ready_s)
+            if lane.wake_s <= led.now_s or ready_s < lane.wake_s:
+                lane.wake_s = ready_s
+                led.wake_at(ready_s)
             return False
         lane.pacer.spend(size, now_s=led.now_s)
         lane.order.served(chosen.source, size)

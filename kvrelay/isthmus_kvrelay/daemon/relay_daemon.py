@@ -123,7 +123,8 @@ class RelayDaemon:
         return self._core.stats()
 
     def clients(self) -> tuple[WorkerRef, ...]:
-        return tuple(s.worker for s in self._sessions.values() if s.worker is not None)
+        """Who is attached, each once."""
+        return tuple(dict.fromkeys(s.worker for s in self._sessions.values() if s.worker is not None))
 
     def check_invariants(self) -> None:
         self._core.check_invariants()
