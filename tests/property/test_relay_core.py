@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -221,3 +221,35 @@ TestRelayCore = RelayMachine.TestCase
 TestRelayCore.settings = settings(
     max_examples=100, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+@given(
+    rate=st.floats(5, 1000),
+    flows=st.lists(st.integers(1, 5 * SLOT_BYTES), min_size=3, max_size=8),
+    pauses_s=st.lists(st.floats(0, 2), max_size=8),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_paced_lane_uses_its_rate_and_never_exceeds_it(rate: float, flows: list[int], pauses_s: list[float]) -> None:
+    world = World("ab", total_slots=128, rate_bytes_per_s=rate)
+    a, b = world.nodes["a"], world.nodes["b"]
+    producer, consumer = world.join(a), world.join(b)
+    keys = [flow(f"f{number}", 1) for number in range(len(flows))]
+    for number, (key, size) in enumerate(zip(keys, flows, strict=True)):
+        if number < len(pauses_s):
+            world.advance(pauses_s[number])
+        world.open_sink(a, producer, key, size, 1e5)
+        world.open_source(b, consumer, key, 1e5)
+        for chunk in range(len(producer.sinks[key].slots)):
+            world.fill(a, producer, key, chunk)
+    offered_s = world.now_s
+    while len(b.delivered) < len(flows):
+        if not world.settle_step():
+            next_s = a.core.next_deadline_s()
+            assert next_s is not None
+            world.advance(next_s - world.now_s)
+    check_pace(world, rate)
+    burst = PACER_BURST_CHUNKS * SLOT_BYTES
+    assert world.now_s - offered_s <= max(0.0, sum(flows) - burst) / rate * 1.001 + 1e-6
+    for key in keys:
+        world.abort(a, producer, key)
+    world.settle()

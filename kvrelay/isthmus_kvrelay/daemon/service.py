@@ -51,6 +51,7 @@ class RelayService:
                     tasks.create_task(runtime.heartbeat(subjects.HEARTBEAT_RELAY, self.heartbeat), name="heartbeat"),
                     tasks.create_task(self._tell_losses(), name="losses"),
                     tasks.create_task(self._observe(), name="observe"),
+                    tasks.create_task(self.daemon.watch(), name="transport"),
                 ]
                 runtime.set_state(ProcessState.READY)
                 await runtime.stopping.wait()
@@ -119,7 +120,7 @@ class Observed:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._sent_bytes = self._received_bytes = self._stale = self._uncredited = 0
-        self._granted_bytes = 0
+        self._granted_bytes = self._quarantines = 0
 
     def take(self, stats: RelayStats, uncredited_chunks: int) -> None:
         m = self._metrics
@@ -134,10 +135,11 @@ class Observed:
         m.relay_sent_bytes.labels("tcp").inc(stats.sent_bytes - self._sent_bytes)
         m.relay_received_bytes.labels("tcp").inc(stats.received_bytes - self._received_bytes)
         m.relay_credits_granted_bytes.inc(stats.credits_granted_bytes - self._granted_bytes)
+        m.relay_quarantines.inc(stats.quarantines - self._quarantines)
         m.relay_stale.labels("message").inc(stats.stale - self._stale)
         m.relay_stale.labels("chunk").inc(uncredited_chunks - self._uncredited)
         self._sent_bytes, self._received_bytes = stats.sent_bytes, stats.received_bytes
-        self._granted_bytes = stats.credits_granted_bytes
+        self._granted_bytes, self._quarantines = stats.credits_granted_bytes, stats.quarantines
         self._stale, self._uncredited = stats.stale, uncredited_chunks
 
     def flow_closed(self, closed: FlowClosed) -> None:

@@ -20,7 +20,7 @@ from isthmus_kvrelay.client import RelayClient
 from isthmus_kvrelay.core.events import SlotUse
 from isthmus_kvrelay.framing import pack
 from isthmus_kvrelay.transports.handshake import NONCE_BYTES, DialerProof, Identity, NotAuthentic, dial_in
-from isthmus_shared.errors import ChecksumMismatch, PartyLost, ProtocolViolation, StaleParty
+from isthmus_shared.errors import ChecksumMismatch, IsthmusError, PartyLost, Retry, StaleParty, TransferFailed
 from isthmus_shared.ids import Incarnation
 from isthmus_testing import eventually
 from isthmus_testing.relay import (
@@ -140,13 +140,56 @@ async def test_relays_with_different_secrets_refuse_each_other_and_say_so(tmp_pa
         transfer = new_transfer()
         sink = await producer.open_sink(transfer, G1, manifest_of(SIZE), deadline_s=60, wait_s=1)
         source = await consumer.open_source(ticket_for(a.ref, transfer, SIZE), deadline_s=60)
-        with pytest.raises(ProtocolViolation, match="secret"):
+        with pytest.raises(TransferFailed, match="secret"):
             await source.ready()
         source.release()
         assert a.daemon.stats().lanes == b.daemon.stats().lanes == 0
         assert any(entry["event"] == "lane.dial_failed" for entry in seen.entries)
         sink.abort(PartyLost("x").to_fault())
         await eventually(a.at_rest)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "nowhere", ":1", "host:99999", "h" * 300 + ":1", "a..b:80", "[zz]:1", "é:1", "xn--a:1"]
+)
+async def test_an_address_that_is_none_fails_the_transfer_and_not_the_relay(tmp_path: Path, address: str) -> None:
+    async with running(daemon_settings(tmp_path, "b")) as b, client_of(b) as consumer:
+        there = b.ref.model_copy(update={"address": address, "incarnation": "another"})
+        source = await consumer.open_source(ticket_for(there, new_transfer(), SIZE), deadline_s=60)
+        with pytest.raises(IsthmusError) as caught:
+            await source.ready()
+        assert caught.value.retry is Retry.ELSEWHERE
+        source.release()
+        await eventually(b.at_rest)
+
+
+async def test_a_relay_that_accepts_and_says_nothing_is_a_lost_party(tmp_path: Path) -> None:
+    quick = {"handshake_timeout_s": 0.2}
+    async with running(daemon_settings(tmp_path, "b", tcp=quick)) as b, client_of(b) as consumer:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            host, port = silent.getsockname()
+            there = b.ref.model_copy(update={"address": f"{host}:{port}", "incarnation": "another"})
+            source = await consumer.open_source(ticket_for(there, new_transfer(), SIZE), deadline_s=60)
+            async with asyncio.timeout(5):
+                with pytest.raises(PartyLost, match="did not answer"):
+                    await source.ready()
+            source.release()
+            await eventually(b.at_rest)
+
+
+async def test_stopping_waits_neither_for_strangers_nor_for_dials(tmp_path: Path) -> None:
+    patient = {"handshake_timeout_s": 60.0}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with running(daemon_settings(tmp_path, "b", tcp=patient)) as b, client_of(b) as consumer:
+            host, port = silent.getsockname()
+            there = b.ref.model_copy(update={"address": f"{host}:{port}", "incarnation": "another"})
+            source = await consumer.open_source(ticket_for(there, new_transfer(), SIZE), deadline_s=60)
+            with await connect(b.ref.address):
+                async with asyncio.timeout(5):
+                    await b.daemon.stop()
+                    with pytest.raises(IsthmusError):
+                        await source.ready()
+            source.release()
 
 
 async def connect(address: str) -> socket.socket:

@@ -348,13 +348,13 @@ class World:
     def settle(self) -> None:
         """Let everything finish: engines let go, lanes deliver, deadlines pass. Then nothing may be held."""
         for _ in range(10_000):
-            if not self._settle_step():
+            if not self.settle_step():
                 break
         else:
             raise AssertionError("the world does not come to rest")
         self.advance(1e6)
         for _ in range(10_000):
-            if not self._settle_step():
+            if not self.settle_step():
                 break
         for node in self.nodes.values():
             stats = node.core.stats()
@@ -363,7 +363,8 @@ class World:
             assert not node.armed
             assert not node.claimed
 
-    def _settle_step(self) -> bool:
+    def settle_step(self) -> bool:
+        """Whatever comes next when nothing goes wrong; False when nothing does."""
         if self.pending:
             self.tell_pending()
             return True

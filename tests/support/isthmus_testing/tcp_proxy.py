@@ -45,6 +45,7 @@ class TcpProxy:
                 await self._flowing.wait()
                 writer.write(change(data))
                 await writer.drain()
+            await self._flowing.wait()  # a stalled path does not carry an end either
         except OSError:
             pass  # one side is gone: the other follows
         finally:
