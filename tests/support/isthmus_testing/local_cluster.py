@@ -25,8 +25,9 @@ from isthmus_shared.messages.health import ClusterView, ProcessState
 
 START_S = 120.0
 STOP_S = 60.0
-SETTLE_S = 20.0
-"""For staging, credits and blocks to be zero again, and for a killed process to be ready again."""
+SETTLE_S = 50.0
+"""For staging, credits and blocks to be zero again, and for a killed process to be ready again: longer than any lease
+(the planner's 40 s for a transfer), which is what frees a thing when the message that would have did not arrive."""
 
 
 class LocalCluster:
