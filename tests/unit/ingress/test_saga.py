@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from isthmus_testing.saga_world import LIMITS, TICKET, make_route, token_at, worker
 
 from isthmus_ingress.saga import ROUTE_RETRY_S, Saga
 from isthmus_ingress.saga_types import (
@@ -32,6 +31,7 @@ from isthmus_shared.errors import DeadlineExceeded, Fault, IsthmusError, NoCapac
 from isthmus_shared.ids import Generation, Incarnation, RequestId
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.work import FinishReason, SequenceEvent
+from isthmus_testing.saga_world import LIMITS, TICKET, make_route, token_at, worker
 
 P1, D1, D2 = (Incarnation(f"life-{name}") for name in ("p1", "d1", "d2"))
 

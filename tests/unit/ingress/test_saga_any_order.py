@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from isthmus_testing.saga_world import LIMITS, TICKET, make_route, token_at
 
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import (
@@ -48,6 +47,7 @@ from isthmus_shared.errors import (
 from isthmus_shared.ids import Generation, Incarnation, RequestId
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.work import FinishReason, SequenceEvent
+from isthmus_testing.saga_world import LIMITS, TICKET, make_route, token_at
 
 DEADLINE_S = 60.0
 ATTEMPTS = 3
