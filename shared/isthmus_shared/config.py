@@ -13,6 +13,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
@@ -39,7 +40,7 @@ class ServiceConfig(BaseModel):
     nats_url: str = Field(
         default="nats://127.0.0.1:4222",
         pattern=r"^(nats|tls)://\S+$",
-        description="The bus server",
+        description="The bus server; `NATS_URL` is read when this is not set",
         json_schema_extra={"secret": "userinfo", "allowed": "nats://[user:password@]host:port or tls://…"},
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged")
@@ -130,7 +131,7 @@ def allowed_text(field: FieldInfo) -> str:
         return str(extra["allowed"])
     text = _type_text(field.annotation)
     bounds = [
-        f"{sign} {value:g}" if isinstance(value, int | float) else f"{sign} {value}"
+        f"{sign} {value:g}" if isinstance(value, float) else f"{sign} {value}"
         for constraint in field.metadata
         for attribute, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
         if (value := getattr(constraint, attribute, None)) is not None
@@ -154,7 +155,7 @@ def _is_ours(cls: type[ServiceConfig], name: str) -> bool:
 
 
 def _unknown(cls: type[ServiceConfig], name: str, value: str, names: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
     hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(sorted(names))
     # What the variable was meant to be is unknown, so it may be a secret: only its length is told.
     return f"{name} ({len(value)} characters) is not a setting of this process; {hint}"
@@ -213,7 +214,7 @@ def _type_text(annotation: Any) -> str:
         return " | ".join(str(member.value) for member in annotation)
     if origin in (tuple, list, set, frozenset):
         return f"comma-separated {_type_text(typing.get_args(annotation)[0])}"
-    words = {bool: "true | false", int: "integer", float: "number", str: "text", SecretStr: "text"}
+    words = {bool: "true | false", int: "integer", float: "number", str: "text", SecretStr: "text", Path: "path"}
     return words.get(annotation) or str(getattr(annotation, "__name__", annotation))
 
 

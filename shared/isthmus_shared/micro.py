@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -34,6 +36,8 @@ class Endpoint:
     errors: int = 0
     processing_s: float = 0.0
     last_error: str = ""
+    serving: int = 0
+    """How many loops serve it now; 0 after a change of role, and then it is not shown."""
 
     def record(self, took_s: float, error: IsthmusError | None) -> None:
         self.requests += 1
@@ -77,22 +81,31 @@ class MicroService:
     metadata: dict[str, str] = field(default_factory=dict)
     endpoints: list[Endpoint] = field(default_factory=list)
 
-    def add(self, name: str, subject: str, queue: str | None) -> Endpoint:
-        endpoint = Endpoint(name, subject, queue)
-        self.endpoints.append(endpoint)
-        return endpoint
+    @contextmanager
+    def serving(self, name: str, subject: str, queue: str | None) -> Iterator[Endpoint]:
+        """The endpoint, shown while the context lasts; its counts go on when it is served again."""
+        found = [e for e in self.endpoints if (e.name, e.subject, e.queue) == (name, subject, queue)]
+        endpoint = found[0] if found else Endpoint(name, subject, queue)
+        if not found:
+            self.endpoints.append(endpoint)
+        endpoint.serving += 1
+        try:
+            yield endpoint
+        finally:
+            endpoint.serving -= 1
 
     def answer(self, verb: str) -> bytes | None:
         """The JSON for PING, INFO or STATS; None for another verb."""
         base = {"name": self.name, "id": self.id, "version": self.version, "metadata": self.metadata}
+        shown = [endpoint for endpoint in self.endpoints if endpoint.serving]
         match verb:
             case "PING":
                 extra: dict[str, Any] = {}
             case "INFO":
-                extra = {"description": self.description, "endpoints": [e.info() for e in self.endpoints]}
+                extra = {"description": self.description, "endpoints": [e.info() for e in shown]}
             case "STATS":
                 started = self.started.isoformat().replace("+00:00", "Z")
-                extra = {"started": started, "endpoints": [e.stats() for e in self.endpoints]}
+                extra = {"started": started, "endpoints": [e.stats() for e in shown]}
             case _:
                 return None
         return json.dumps({"type": f"io.nats.micro.v1.{verb.lower()}_response", **base, **extra}).encode()

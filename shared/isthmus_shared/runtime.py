@@ -64,10 +64,13 @@ async def _run(name: str, config: C, main: Callable[[ServiceRuntime[C]], Awaitab
         instance=runtime.instance,
         incarnation=incarnation,
     )
-    log.info("service.starting", config=config.masked())
     hurry = asyncio.Event()
+    whole, entered = asyncio.current_task(), False
+    assert whole is not None
 
     def on_signal() -> None:
+        if not entered:
+            whole.cancel()  # it waits for the bus, say; nothing has begun that would have to end well
         if runtime.stopping.is_set():
             hurry.set()
         runtime.stopping.set()
@@ -76,9 +79,15 @@ async def _run(name: str, config: C, main: Callable[[ServiceRuntime[C]], Awaitab
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    log.info("service.starting", config=config.masked())
     try:
         async with runtime:
+            entered = True
             in_time = await _until_ended(runtime, main, hurry)
+    except asyncio.CancelledError:
+        if not runtime.stopping.is_set():
+            raise
+        in_time = True
     except BaseExceptionGroup as group:
         return _failed(log, list(_leaves(group)))
     except (IsthmusError, OSError) as error:

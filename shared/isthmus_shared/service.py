@@ -78,11 +78,11 @@ class ServiceRuntime(Generic[C]):
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            if self._serve_http:  # first, so that it is seen to live while it waits for the bus
+                self.http_address = (await stack.enter_async_context(self._health_server())).address
             if self._bus is None:
                 bus = await NatsBus.connect(self.config.nats_url, name=f"{self._micro.name} {self.instance}")
                 self._bus = await stack.enter_async_context(bus)
-            if self._serve_http:
-                self.http_address = (await stack.enter_async_context(self._health_server())).address
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._background = [tasks.create_task(self._micro.run(self._bus), name="micro")]
             self._stack = stack.pop_all()
@@ -154,13 +154,14 @@ class ServiceRuntime(Generic[C]):
         handler's: it is logged with its traceback, answered as `internal_error`, and the service goes on.
         `listening` is set once requests can arrive. `name` labels metrics and NATS' service statistics.
         """
-        endpoint = self._micro.add(name or request_type.KIND, subject, queue)
-        served = _Served(endpoint, request_type, handler, on_error)
         slots = asyncio.Semaphore(concurrency)
-        async with (
-            subscribed(self.bus, subject, queue=queue, max_pending=max_pending) as subscription,
-            asyncio.TaskGroup() as tasks,
-        ):
+        async with AsyncExitStack() as stack:
+            endpoint = stack.enter_context(self._micro.serving(name or request_type.KIND, subject, queue))
+            served = _Served(endpoint, request_type, handler, on_error)
+            subscription = await stack.enter_async_context(
+                subscribed(self.bus, subject, queue=queue, max_pending=max_pending)
+            )
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
             if listening is not None:
                 listening.set()
             async for message in subscription:
@@ -269,7 +270,7 @@ class ServiceRuntime(Generic[C]):
         }
 
     def _health(self) -> Page:
-        return Page.json(200, {**self._identity(), "bus_connected": self.bus.connected, "problems": self.problems()})
+        return Page.json(200, {**self._identity(), "bus_connected": self._bus_connected, "problems": self.problems()})
 
     def _live(self) -> Page:
         return Page.json(200, {"live": True})
@@ -279,13 +280,17 @@ class ServiceRuntime(Generic[C]):
         return Page.json(503 if problems else 200, {"ready": not problems, "problems": problems})
 
     def _metrics_page(self) -> Page:
-        self.metrics.bus_connected.set(self.bus.connected)
+        self.metrics.bus_connected.set(self._bus_connected)
         for state in ProcessState:
             self.metrics.process_state.labels(state.value).set(state is self._state)
         return Page(200, CONTENT_TYPE, self.metrics.exposition())
 
+    @property
+    def _bus_connected(self) -> bool:
+        return self._bus is not None and self._bus.connected
+
     def _bus_problem(self) -> str | None:
-        return None if self.bus.connected else "the bus is out of reach"
+        return None if self._bus_connected else "the bus is out of reach"
 
 
 @dataclass(frozen=True, slots=True)

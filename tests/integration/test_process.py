@@ -25,7 +25,8 @@ import asyncio, os, sys
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.errors import ConfigInvalid, PartyLost
 from isthmus_shared.messages.health import ProcessState
-from isthmus_shared.service import ServiceRuntime, run_from_environ
+from isthmus_shared.runtime import run_from_environ
+from isthmus_shared.service import ServiceRuntime
 
 async def main(runtime: ServiceRuntime) -> None:
     match sys.argv[1]:
@@ -116,6 +117,17 @@ async def test_a_signal_drains_and_ends_it_cleanly(nats_server: EmbeddedNats, nu
         log = await events(probe)
         assert probe.returncode == 0
     assert [event.get("state") for event in log if event["event"] == "service.state"] == ["draining"]
+
+
+async def test_a_signal_ends_it_while_it_still_waits_for_the_bus(nats_server: EmbeddedNats) -> None:
+    await nats_server.stop()
+    async with process("waits", {"NATS_URL": nats_server.url}) as probe:
+        assert probe.stderr is not None
+        assert json.loads(await probe.stderr.readline())["event"] == "service.starting"
+        probe.send_signal(signal.SIGTERM)
+        log = await events(probe)
+        assert probe.returncode == 0
+    assert [event["event"] for event in log][-1] == "service.ended"
 
 
 async def test_what_does_not_end_in_time_is_cancelled(nats_server: EmbeddedNats) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import queue
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from isthmus_kvrelay import wire
 from isthmus_kvrelay.core.events import (
@@ -70,7 +71,7 @@ class TcpLane(asyncio.Protocol):
     # --- control stream
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's are none by isinstance
         self._control = transport
         if self.closing:
             transport.abort()

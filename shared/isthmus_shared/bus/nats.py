@@ -80,16 +80,17 @@ class NatsBus:
     async def connect(cls, url: str, *, name: str, timeout_s: float = 30.0) -> Self:
         """`BusDisconnected` if nothing answers within `timeout_s`; from then on it reconnects without end."""
         bus = cls(url, name=name)
+        dialling = asyncio.create_task(bus._dial())
         try:
-            async with asyncio.timeout(timeout_s):
-                await bus._dial()
-        except TimeoutError as error:
-            why = str(bus._client.last_error or f"no answer within {timeout_s:g} s")
-            await bus.close()
-            raise BusDisconnected(
-                f"no bus at {url.rpartition('@')[2]}", why=why, todo="start nats-server, or set ISTHMUS_NATS_URL"
-            ) from error
+            await asyncio.wait({dialling}, timeout=timeout_s)
+            if not dialling.done():
+                why = str(bus._client.last_error or f"no answer within {timeout_s:g} s")
+                raise BusDisconnected(
+                    f"no bus at {url.rpartition('@')[2]}", why=why, todo="start nats-server, or set ISTHMUS_NATS_URL"
+                )
+            dialling.result()
         except BaseException:
+            await _end(dialling)
             await bus.close()
             raise
         bus._keeper = asyncio.create_task(bus._keep(), name="bus-keeper")
@@ -184,8 +185,7 @@ class NatsBus:
             interest.end()
         self._interests.clear()
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait({self._keeper})
+            await _end(self._keeper)
         if self._calls:
             await asyncio.wait(set(self._calls), timeout=SETTLE_TIMEOUT_S)
         with contextlib.suppress(nats.errors.Error, OSError):  # it may try to write to a connection that is gone
@@ -376,6 +376,14 @@ class _NatsPending(PendingMessages):
         self.end()
         if self.interest is not None:
             await self._bus._withdraw(self.interest)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel until it takes: nats-py waits by `wait_for`, which up to Python 3.11 may swallow a cancellation."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=RECONNECT_WAIT_S)
+    _observe(task)
 
 
 def _observe(task: asyncio.Task[None]) -> None:

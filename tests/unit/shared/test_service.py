@@ -14,7 +14,7 @@ from isthmus_shared.config import ServiceConfig
 from isthmus_shared.errors import ConfigInvalid, Fault, NoCapacity
 from isthmus_shared.messages.base import WireMessage
 from isthmus_shared.messages.health import ProcessState
-from isthmus_shared.runtime import ServiceRuntime
+from isthmus_shared.service import ServiceRuntime
 from isthmus_testing import eventually
 
 WAIT_S = 10.0
@@ -103,20 +103,32 @@ async def test_a_malformed_request_is_answered_as_protocol_violation(
 
 
 async def test_nats_tools_see_requests_errors_and_times(runtime: ServiceRuntime, memory_broker: MemoryBroker) -> None:
-    await ask_all(runtime, memory_broker, [Ask(text=text).encode() for text in ("a", "full", "b")])
-    client = memory_broker.client()
-    suffixes = ("", ".isthmus-tested", f".isthmus-tested.{runtime.incarnation}")
-    for suffix in suffixes:
-        ping = json.loads((await client.request(f"$SRV.PING{suffix}", b"", timeout_s=WAIT_S)).data)
-        assert ping["type"] == "io.nats.micro.v1.ping_response"
-        assert (ping["name"], ping["id"]) == ("isthmus-tested", runtime.incarnation)
-        info = json.loads((await client.request(f"$SRV.INFO{suffix}", b"", timeout_s=WAIT_S)).data)
-        assert [(e["name"], e["subject"], e["queue_group"]) for e in info["endpoints"]] == [("ask", "svc", "g")]
-        stats = json.loads((await client.request(f"$SRV.STATS{suffix}", b"", timeout_s=WAIT_S)).data)
-        (endpoint,) = stats["endpoints"]
-        assert (endpoint["num_requests"], endpoint["num_errors"]) == (3, 1)
-        assert endpoint["last_error"] == "no_capacity: no room"
-        assert endpoint["processing_time"] // 3 == endpoint["average_processing_time"] > 0
+    await ask_all(runtime, memory_broker, [Ask(text="before").encode()])
+    client, listening = memory_broker.client(), asyncio.Event()
+
+    async def asked(verb: str, suffix: str = "") -> dict[str, Any]:
+        answer = json.loads((await client.request(f"$SRV.{verb}{suffix}", b"", timeout_s=WAIT_S)).data)
+        assert answer["type"] == f"io.nats.micro.v1.{verb.lower()}_response"
+        assert (answer["name"], answer["id"]) == ("isthmus-tested", runtime.incarnation)
+        return dict(answer)
+
+    assert (await asked("INFO"))["endpoints"] == []  # nobody serves it now
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(
+            runtime.serve("svc", Ask, answer, on_error=refusal, queue="g", name="ask", listening=listening)
+        )
+        await listening.wait()
+        for text in ("a", "full", "b"):
+            await client.request("svc", Ask(text=text).encode(), timeout_s=WAIT_S)
+        for suffix in ("", ".isthmus-tested", f".isthmus-tested.{runtime.incarnation}"):
+            await asked("PING", suffix)
+            (info,) = (await asked("INFO", suffix))["endpoints"]
+            assert (info["name"], info["subject"], info["queue_group"]) == ("ask", "svc", "g")
+            (stats,) = (await asked("STATS", suffix))["endpoints"]
+            assert (stats["num_requests"], stats["num_errors"]) == (4, 1)
+            assert stats["last_error"] == "no_capacity: no room"
+            assert stats["processing_time"] // 4 == stats["average_processing_time"] > 0
+        serving.cancel()
 
 
 async def test_handlers_run_concurrently_up_to_the_bound(runtime: ServiceRuntime, memory_broker: MemoryBroker) -> None:

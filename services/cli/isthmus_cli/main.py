@@ -1,0 +1,225 @@
+"""The isthmus command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+import isthmus_shared
+from isthmus_cli import status as status_view
+from isthmus_cli.chat import Chat
+from isthmus_cli.cluster import UpOptions
+from isthmus_cli.cluster import up as run_cluster
+from isthmus_cli.exits import EPILOG, Exit
+from isthmus_cli.reporter import JsonReporter, TerminalReporter
+from isthmus_cli.spec import ClusterSpec, load
+from isthmus_cli.state import DEFAULT_STATE_DIR, ClusterState, StateDir
+from isthmus_cli.stopping import wait_until_gone
+from isthmus_shared.errors import ConfigInvalid, IsthmusError
+
+START_TIMEOUT_S = 180.0
+"""A cold machine imports torch several times over before anything is ready."""
+DOWN_TIMEOUT_S = 60.0
+"""All bounds of an orderly stop together, and some."""
+PIPE_COLUMNS = 200
+"""Width of tables that go into a file or a pipe, where nothing says how wide it is."""
+
+app = typer.Typer(
+    name="isthmus",
+    help="One OpenAI-compatible endpoint over accelerators of more than one vendor.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+StateDirOption = Annotated[
+    Path, typer.Option("--state-dir", help="Folder for logs, state and the small model.", envvar="ISTHMUS_UP_STATE_DIR")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(isthmus_shared.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version_wanted: Annotated[
+        bool, typer.Option("--version", help="Show the version and end.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    return
+
+
+@app.command(epilog=EPILOG)
+def up(
+    cluster: Annotated[
+        Path | None, typer.Argument(help="Cluster file (YAML); without it, the demo of two nodes is started.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the endpoint; 0 takes a free one.", min=0, max=65535)
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the endpoint.")] = None,
+    engine: Annotated[str | None, typer.Option(help="reference or sim.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Hugging Face folder of a model to serve.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="Its name for clients.")] = None,
+    same_node: Annotated[
+        bool, typer.Option("--same-node", help="All workers on the first node, over one relay.")
+    ] = False,
+    mode: Annotated[str | None, typer.Option(help="disaggregated, aggregated or auto.")] = None,
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    start_timeout_s: Annotated[float, typer.Option(help="Longest wait until ready, seconds.", min=1)] = START_TIMEOUT_S,
+    json_events: Annotated[bool, typer.Option("--json", help="One JSON object a line instead of text.")] = False,
+) -> None:
+    """Start a whole cluster on this machine and keep it running until Ctrl-C.
+
+    The bus is a server of its own, or yours if NATS_URL is set.
+    """
+    console = Console()
+    reporter = JsonReporter(console) if json_events else TerminalReporter(console)
+    try:
+        spec = _adjusted(load(cluster), port, host, engine, model, model_name, mode)
+        options = UpOptions(
+            state_dir=state_dir,
+            nats_url=os.environ.get("NATS_URL") or None,
+            start_timeout_s=start_timeout_s,
+            environ=dict(os.environ),
+        )
+        code = asyncio.run(run_cluster(spec.on_one_node() if same_node else spec, options, reporter))
+    except IsthmusError as error:
+        _fail(error, Exit.INVALID if isinstance(error, ConfigInvalid) else Exit.NOT_STARTED)
+    raise typer.Exit(code)
+
+
+@app.command(epilog=EPILOG)
+def status(
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    bus_url: Annotated[str | None, typer.Option(help="Ask the planner on this bus instead.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+) -> None:
+    """Show workers, relays and ingresses: state, roles, layout, load, free KV, staging, credits."""
+    try:
+        cluster = None if bus_url is not None else StateDir(state_dir).read()
+        view = asyncio.run(status_view.fetch(bus_url or _cluster_of(cluster).bus_url))
+    except IsthmusError as error:
+        _fail(error, Exit.NO_CLUSTER)
+    if as_json:
+        print(status_view.as_json(cluster, view))
+    else:
+        width = None if sys.stdout.isatty() else PIPE_COLUMNS
+        status_view.show(Console(width=width), cluster, view)
+
+
+@app.command(epilog=EPILOG)
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="What to say; without it, a conversation.")] = None,
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    url: Annotated[str | None, typer.Option(help="Endpoint, e.g. http://127.0.0.1:8000.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model; by default the cluster's.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens of each answer, at most.", min=1)] = 128,
+) -> None:
+    """Talk to the running cluster. The answer streams; Ctrl-D or Ctrl-C ends a conversation."""
+    try:
+        cluster = None if url is not None and model is not None else StateDir(state_dir).read()
+    except IsthmusError as error:
+        _fail(error, Exit.NO_CLUSTER)
+    base, name = url or _cluster_of(cluster).http_url, model or _cluster_of(cluster).model
+    with Chat(base.rstrip("/").removesuffix("/v1"), name, max_tokens=max_tokens, system=system) as talk:
+        if prompt is None:
+            _converse(talk)
+        else:
+            _say(talk, prompt)
+
+
+@app.command(epilog=EPILOG)
+def down(state_dir: StateDirOption = DEFAULT_STATE_DIR) -> None:
+    """Stop the running cluster in order, and wait until it is gone."""
+    try:
+        cluster = StateDir(state_dir).read()
+    except IsthmusError as error:
+        _fail(error, Exit.NO_CLUSTER)
+    try:
+        gone = wait_until_gone(cluster.supervisor_pid, signal.SIGTERM, timeout_s=DOWN_TIMEOUT_S)
+    except ProcessLookupError:
+        gone = True
+    if not gone:
+        print(f"the supervisor (pid {cluster.supervisor_pid}) did not end within {DOWN_TIMEOUT_S:g} s", file=sys.stderr)
+        raise typer.Exit(Exit.FAILED)
+
+
+def _adjusted(
+    spec: ClusterSpec,
+    port: int | None,
+    host: str | None,
+    engine: str | None,
+    model: Path | None,
+    model_name: str | None,
+    mode: str | None,
+) -> ClusterSpec:
+    """The file with what the command line says over it, validated again."""
+    fields = spec.model_dump()
+    overrides = {
+        ("ingress", "port"): port,
+        ("ingress", "host"): host,
+        ("model", "path"): model,
+        ("model", "name"): model_name,
+        ("planner", "mode"): mode,
+    }
+    for (section, field), value in overrides.items():
+        if value is not None:
+            fields[section][field] = value
+    if engine is not None:
+        fields["engine"] = engine
+    return ClusterSpec.checked(fields, "command line")
+
+
+def _cluster_of(cluster: ClusterState | None) -> ClusterState:
+    assert cluster is not None, "read unless everything it would tell was given"
+    return cluster
+
+
+def _say(talk: Chat, prompt: str) -> None:
+    try:
+        talk.ask(prompt, lambda piece: print(piece, end="", flush=True))
+        print()
+    except IsthmusError as error:
+        print()
+        _fail(error, Exit.FAILED)
+
+
+def _converse(talk: Chat) -> None:
+    """Until Ctrl-D or Ctrl-C; one failed turn does not end it."""
+    while True:
+        try:
+            prompt = input("> ").strip()
+            if prompt:
+                talk.ask(prompt, lambda piece: print(piece, end="", flush=True))
+                print()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        except IsthmusError as error:
+            print(f"\n{error.text}", file=sys.stderr)
+
+
+def _fail(error: IsthmusError, code: Exit) -> NoReturn:
+    print(f"isthmus: {error.text}", file=sys.stderr)
+    raise typer.Exit(code) from error
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The bus of a local cluster: the user's own server, or one that is kept alive here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from isthmus_cli.child import BACKOFF_MAX_S, BACKOFF_MIN_S, LIVED_WELL_S, MAX_QUICK_CRASHES, tail
+from isthmus_shared.bus.server import EmbeddedNats
+from isthmus_shared.errors import Unavailable
+
+Changed = Callable[[str, int | None], None]
+
+
+class Keeper:
+    """With a server of our own: `keep` restarts it on its port when it dies. With the user's: does nothing."""
+
+    def __init__(self, url: str, server: EmbeddedNats | None, log_path: Path, changed: Changed) -> None:
+        self.url, self.log_path = url, log_path
+        self.restarts = 0
+        self._server, self._changed = server, changed
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._server is None else self._server.pid
+
+    async def keep(self) -> None:
+        if self._server is None:
+            return
+        loop, quick_crashes = asyncio.get_running_loop(), 0
+        self._changed("started", self.pid)
+        while True:
+            began_s = loop.time()
+            await _ended(self.pid)
+            self._changed("ended", None)
+            quick_crashes = 1 if loop.time() - began_s >= LIVED_WELL_S else quick_crashes + 1
+            if quick_crashes > MAX_QUICK_CRASHES:
+                raise Unavailable("nats-server ends again and again", why=tail(self.log_path), todo="see its log")
+            await asyncio.sleep(min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** (quick_crashes - 1)))
+            await self._server.restart()
+            self.restarts += 1
+            self._changed("started", self.pid)
+
+
+@asynccontextmanager
+async def bus(url: str | None, log_path: Path, changed: Changed) -> AsyncIterator[Keeper]:
+    """Our own server unless `url` names one; it is stopped when the context is left."""
+    if url is not None:
+        yield Keeper(url, None, log_path, changed)
+        return
+    async with EmbeddedNats(log_path=log_path) as server:
+        yield Keeper(server.url, server, log_path, changed)
+
+
+async def _ended(pid: int | None) -> None:
+    """Until that child process has ended, whoever reaps it."""
+    if pid is None:
+        return
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(handle, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)

@@ -1,0 +1,82 @@
+"""The decode role: with a ticket, fetch the KV and go on from the first token; without one, do everything here."""
+
+from __future__ import annotations
+
+import asyncio
+
+from isthmus_shared.engines.port import EngineRequest
+from isthmus_shared.errors import Cancelled, Fault, StaleParty
+from isthmus_shared.kv.negotiate import require_exchangeable
+from isthmus_shared.messages.health import Role
+from isthmus_shared.messages.subjects import worker_decode, worker_start
+from isthmus_shared.messages.work import Ack, KvTicket, StartDecode, SubmitDecode, SubmitReply
+from isthmus_worker.requests import Phase, Record
+from isthmus_worker.roles import Served, Serving
+from isthmus_worker.sessions import Sessions
+
+NOT_SUBMITTED = Fault(code=Cancelled.code, what="the decode was not accepted by the engine")
+
+
+class DecodeRole:
+    role = Role.DECODE
+
+    def served(self, sessions: Sessions) -> tuple[Served, ...]:
+        async def submit(message: SubmitDecode) -> SubmitReply:
+            return await self.submit(sessions, message)
+
+        worker = sessions.worker.worker_id
+        return (
+            Serving(worker_decode(worker), SubmitDecode, submit, refuse),
+            Serving(worker_start(worker), StartDecode, sessions.start_decode, refuse_start),
+        )
+
+    async def submit(self, sessions: Sessions, message: SubmitDecode) -> SubmitReply:
+        """Raises the typed refusal, and then nothing is held: `StaleParty`, `Cancelled`, `Draining`,
+        `ManifestMismatch`, `TransferFailed`, `PartyLost`, or what the engine refuses."""
+        ticket = message.ticket
+        record = Record(
+            request_id=message.request_id,
+            generation=message.generation,
+            events_subject=message.events_subject,
+            deadline_at_s=None if ticket is None else asyncio.get_running_loop().time() + message.transfer_deadline_s,
+            next_index=message.output_offset + (0 if ticket is None else 1),
+            transfer_id=None if ticket is None else ticket.transfer_id,
+        )
+        await sessions.admit(record, message.incarnation)
+        try:
+            if ticket is not None:
+                await self._open(sessions, record, ticket, message)
+                sessions.wanted(record)
+            sessions.engine.submit(
+                EngineRequest(
+                    request_id=record.engine_id,
+                    token_ids=message.token_ids,
+                    sampling=message.sampling,
+                    output_offset=message.output_offset,
+                    kv_load=record.source,
+                )
+            )
+            sessions.in_engine(record)
+        finally:
+            if record.phase is Phase.OPENING:
+                sessions.not_in_engine(record, NOT_SUBMITTED)
+        return SubmitReply()
+
+    async def _open(self, sessions: Sessions, record: Record, ticket: KvTicket, message: SubmitDecode) -> None:
+        if ticket.generation != message.generation:
+            raise StaleParty(
+                f"the ticket is of generation {ticket.generation}",
+                why=f"the submit is of generation {message.generation}",
+                todo="plan the request anew",
+            )
+        require_exchangeable(sessions.engine.manifest(len(message.token_ids)), ticket.manifest)
+        link = sessions.attachment.require()
+        record.source = await link.open_source(ticket, deadline_s=message.transfer_deadline_s)
+
+
+def refuse(fault: Fault) -> SubmitReply:
+    return SubmitReply(fault=fault)
+
+
+def refuse_start(fault: Fault) -> Ack:
+    return Ack(fault=fault)

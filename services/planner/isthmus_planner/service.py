@@ -1,0 +1,184 @@
+"""The planner as a service: heartbeats in, routes and the view of the cluster out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from isthmus_planner.config import PlannerConfig
+from isthmus_planner.ledger import Ledger
+from isthmus_planner.registry import Registry
+from isthmus_planner.route import Cluster, assignments, choose
+from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError
+from isthmus_shared.messages import subjects
+from isthmus_shared.messages.health import (
+    HEARTBEAT_INTERVAL_S,
+    ClusterView,
+    IngressHeartbeat,
+    PlannerHeartbeat,
+    ProcessState,
+    RelayHeartbeat,
+    Role,
+    ViewRequest,
+    WorkerHeartbeat,
+    WorkerLost,
+)
+from isthmus_shared.messages.route import RouteReply, RouteRequest
+from isthmus_shared.runtime import ServiceRuntime
+
+SWEEP_S = 0.1
+"""A fifth of a heartbeat: a silent death is found at most so much later than its bound."""
+WARM_S = 3 * HEARTBEAT_INTERVAL_S
+"""By then everyone alive has been heard, even if one beat was lost."""
+
+
+class PlannerService:
+    def __init__(self, runtime: ServiceRuntime[PlannerConfig]) -> None:
+        self._runtime = runtime
+        self._policy = runtime.config.policy()
+        self._registry = Registry()
+        self._ledger = Ledger()
+        self._started_s = self._now_s()
+
+    async def run(self) -> None:
+        """Until the process is told to stop. Nothing is handed over: the next planner hears everyone within a beat."""
+        rt = self._runtime
+        listening = [asyncio.Event(), asyncio.Event()]
+        async with asyncio.TaskGroup() as tasks:
+            loops = [
+                tasks.create_task(loop)
+                for loop in (
+                    rt.watch(subjects.HEARTBEAT_WORKER, WorkerHeartbeat, self._on_worker),
+                    rt.watch(subjects.HEARTBEAT_RELAY, RelayHeartbeat, self._on_relay),
+                    rt.watch(subjects.HEARTBEAT_INGRESS, IngressHeartbeat, self._on_ingress),
+                    rt.watch(subjects.WORKER_LOST, WorkerLost, self._on_lost),
+                    rt.serve(
+                        subjects.ROUTE,
+                        RouteRequest,
+                        self.route,
+                        on_error=_refuse,
+                        queue=subjects.PLANNER_QUEUE,
+                        listening=listening[0],
+                    ),
+                    rt.serve(
+                        subjects.VIEW,
+                        ViewRequest,
+                        self._view,
+                        on_error=self._no_view,
+                        queue=subjects.PLANNER_QUEUE,
+                        listening=listening[1],
+                    ),
+                    rt.heartbeat(subjects.HEARTBEAT_PLANNER, self._beat),
+                    self._sweep(),
+                )
+            ]
+            ready = tasks.create_task(self._ready_when(listening))
+            await rt.stopping.wait()
+            for loop in (*loops, ready):
+                loop.cancel()
+
+    async def route(self, request: RouteRequest) -> RouteReply:
+        now_s = self._now_s()
+        cluster = Cluster(
+            workers=self._registry.workers,
+            pending=self._ledger.pending(now_s),
+            models=frozenset(self._registry.models),
+            warm=now_s - self._started_s >= WARM_S,
+        )
+        metrics = self._runtime.metrics
+        try:
+            route, plan = choose(request, cluster, self._policy, self._runtime.incarnation)
+        except IsthmusError as error:
+            metrics.routes.labels("none", error.code).inc()
+            self._runtime.log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
+            return RouteReply(fault=error.to_fault())
+        for incarnation, work in assignments(request, plan):
+            self._ledger.add(incarnation, work, now_s)
+        metrics.routes.labels(route.mode.value, "ok").inc()
+        metrics.route_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
+        self._runtime.log.debug(
+            "route.chosen",
+            request=request.request_id,
+            mode=route.mode.value,
+            prefill=None if route.prefill is None else route.prefill.worker_id,
+            decode=route.decode.worker_id,
+            ttft_p50_s=route.predicted.ttft_p50_s,
+        )
+        return RouteReply(route=route)
+
+    async def _view(self, _request: ViewRequest) -> ClusterView:
+        return ClusterView(
+            planner=self._runtime.incarnation,
+            workers=self._registry.workers,
+            relays=self._registry.relays,
+            ingresses=self._registry.ingresses,
+        )
+
+    def _no_view(self, _fault: Fault) -> ClusterView:
+        """A view request that made no sense: the reply has no place for a fault, so it shows nothing."""
+        return ClusterView(planner=self._runtime.incarnation)
+
+    async def _on_worker(self, beat: WorkerHeartbeat) -> None:
+        now_s = self._now_s()
+        for lost in self._registry.worker_beat(beat, now_s):
+            self._forget(lost, "restarted")
+        self._ledger.beat(beat.incarnation, now_s)
+
+    async def _on_relay(self, beat: RelayHeartbeat) -> None:
+        self._registry.relay_beat(beat, self._now_s())
+
+    async def _on_ingress(self, beat: IngressHeartbeat) -> None:
+        self._registry.ingress_beat(beat, self._now_s())
+
+    async def _on_lost(self, message: WorkerLost) -> None:
+        if self._registry.worker_lost(message.worker, self._now_s()):
+            self._forget(message, "reported")
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            lost = self._registry.sweep(self._now_s(), deaf=not self._runtime.bus.connected)
+            for each in lost:
+                self._forget(each, "silent")
+                with contextlib.suppress(BusDisconnected):  # then nobody could hear it, and the ingresses see it too
+                    await self._runtime.bus.publish(subjects.WORKER_LOST, each.encode())
+            self._count()
+
+    def _forget(self, lost: WorkerLost, cause: str) -> None:
+        self._ledger.forget(lost.worker.incarnation, self._now_s())
+        self._runtime.metrics.workers_lost.labels(cause).inc()
+        self._runtime.log.warning("worker.lost", worker=lost.worker.worker_id, cause=cause, why=lost.why)
+
+    def _count(self) -> None:
+        counts = {(role, state): 0 for role in Role for state in ProcessState}
+        for worker in self._registry.workers:
+            for role in worker.roles:
+                counts[role, worker.state] += 1
+        for (role, state), count in counts.items():
+            self._runtime.metrics.workers.labels(role.value, state.value).set(count)
+
+    async def _ready_when(self, listening: list[asyncio.Event]) -> None:
+        for event in listening:
+            await event.wait()
+        self._runtime.set_state(ProcessState.READY)
+
+    def _beat(self) -> PlannerHeartbeat:
+        rt = self._runtime
+        return PlannerHeartbeat(
+            incarnation=rt.incarnation,
+            state=rt.state,
+            interval_s=rt.config.heartbeat_interval_s,
+            http_address=rt.http_address,
+        )
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _refuse(fault: Fault) -> RouteReply:
+    return RouteReply(fault=fault)
+
+
+async def serve(runtime: ServiceRuntime[PlannerConfig]) -> None:
+    await PlannerService(runtime).run()

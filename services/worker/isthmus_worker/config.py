@@ -1,0 +1,84 @@
+"""A worker's settings: ``ISTHMUS_ENGINE_*`` says what computes, ``ISTHMUS_WORKER_*`` where it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from isthmus_shared.config import ServiceConfig
+from isthmus_shared.engines.config import EngineConfig, EngineKind, SimConfig, SimCosts
+from isthmus_shared.ids import NodeId, WorkerId
+
+_NAME = r"^[A-Za-z0-9_-]{1,64}$"
+"""Becomes a token of bus subjects."""
+_COSTS = SimCosts()
+_ENGINE = EngineConfig.model_fields
+
+
+class EngineSettings(ServiceConfig):
+    PREFIX: ClassVar[str] = "ENGINE"
+
+    kind: EngineKind = Field(default=EngineKind.REFERENCE, description="What computes tokens")
+    model: Path | None = Field(default=None, description="Folder with config.json and *.safetensors (reference)")
+    model_name: str = Field(default="isthmus-demo", min_length=1, max_length=200, description="Its name for clients")
+    max_model_len: int | None = Field(default=None, gt=1, description="Longest sequence, tokens; empty: the model's")
+    kv_layout: str = Field(default="nhd:16:fp32", description="order:block tokens:dtype[:packed<x>]")
+    kv_blocks: int | None = Field(default=None, gt=0, description="KV cache in blocks; empty: from kv_cache_bytes")
+    kv_cache_bytes: int = Field(default=_ENGINE["kv_cache_bytes"].default, gt=0, description="KV cache in bytes")
+    max_batch: int = Field(default=_ENGINE["max_batch"].default, gt=0, description="Sequences in one step")
+    max_waiting: int = Field(default=_ENGINE["max_waiting"].default, gt=0, description="Requests queued, at most")
+    prefill_chunk_tokens: int = Field(
+        default=_ENGINE["prefill_chunk_tokens"].default, gt=0, description="Prompt tokens in one step"
+    )
+    threads: int = Field(default=1, gt=0, description="CPU threads of the engine")
+    sim_prefill_base_s: float = Field(default=_COSTS.prefill_base_s, ge=0, description="sim: a step with a prompt")
+    sim_prefill_token_s: float = Field(default=_COSTS.prefill_token_s, ge=0, description="sim: each prompt token")
+    sim_decode_base_s: float = Field(default=_COSTS.decode_base_s, ge=0, description="sim: a decode step")
+    sim_decode_sequence_s: float = Field(
+        default=_COSTS.decode_sequence_s, ge=0, description="sim: each sequence in a decode step"
+    )
+    sim_decode_resident_token_s: float = Field(
+        default=_COSTS.decode_resident_token_s, ge=0, description="sim: each token of KV read by a decode step"
+    )
+    sim_eos_chance: float = Field(default=0.0, ge=0, le=1, description="sim: chance that a token ends the sequence")
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(
+            kind=self.kind,
+            model_path=self.model,
+            model_name=self.model_name,
+            kv_layout=self.kv_layout,
+            kv_blocks=self.kv_blocks,
+            kv_cache_bytes=self.kv_cache_bytes,
+            max_batch=self.max_batch,
+            max_waiting=self.max_waiting,
+            prefill_chunk_tokens=self.prefill_chunk_tokens,
+            threads=self.threads,
+            max_model_len_tokens=self.max_model_len,
+            sim=SimConfig(
+                costs=SimCosts(
+                    prefill_base_s=self.sim_prefill_base_s,
+                    prefill_token_s=self.sim_prefill_token_s,
+                    decode_base_s=self.sim_decode_base_s,
+                    decode_sequence_s=self.sim_decode_sequence_s,
+                    decode_resident_token_s=self.sim_decode_resident_token_s,
+                ),
+                eos_chance=self.sim_eos_chance,
+            ),
+        )
+
+
+class WorkerConfig(EngineSettings):
+    PREFIX: ClassVar[str] = "WORKER"
+
+    id: WorkerId = Field(pattern=_NAME, description="Name of this worker, unique in the cluster")
+    node_id: NodeId = Field(default=NodeId("node"), pattern=_NAME, description="Node it runs on, and its relay's")
+    vendor: str = Field(default="cpu", min_length=1, max_length=64, description="A label for people")
+    relay_socket: Path | None = Field(default=None, description="The node's relay; empty: aggregated serving only")
+    relay_connect_s: float = Field(default=5.0, gt=0, le=60, description="Longest attempt to attach to the relay")
+    staging_wait_s: float = Field(
+        default=3.0, gt=0, le=60, description="Longest wait for staging room; below the ingress' 5 s for a submit"
+    )
+    drain_s: float = Field(default=15.0, ge=0, le=3600, description="From SIGTERM until running sequences are ended")

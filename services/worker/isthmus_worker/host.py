@@ -1,0 +1,240 @@
+"""The worker as a service: one engine, its node's relay, and the roles attached to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from isthmus_shared.engines.port import Engine, EngineInfo
+from isthmus_shared.errors import BusDisconnected, Draining, EngineFailed, Fault, PayloadTooLarge
+from isthmus_shared.kv.negotiate import kv_form
+from isthmus_shared.messages import subjects
+from isthmus_shared.messages.health import (
+    IngressHeartbeat,
+    ProcessState,
+    Role,
+    WorkerHeartbeat,
+    WorkerLoad,
+    WorkerLost,
+)
+from isthmus_shared.messages.work import Ack, Cancel, SequenceEvent, WorkerRef
+from isthmus_shared.runtime import ServiceRuntime
+from isthmus_worker.attachment import Attachment
+from isthmus_worker.config import WorkerConfig
+from isthmus_worker.outbox import Addressed, by_subject, encoded
+from isthmus_worker.ports import RelayConnect
+from isthmus_worker.roles import RoleHandlers
+from isthmus_worker.sessions import Sessions
+from isthmus_worker.watch import SWEEP_S, enforce_deadlines, ingress_beat, sweep_ingresses
+
+STOPPED = Fault(
+    code=Draining.code, what="the worker stopped", why="its drain bound passed", todo="plan the request anew"
+)
+ENGINE_FAILED = Fault(code=EngineFailed.code, what="the engine failed", todo="plan the request anew")
+
+
+class WorkerHost:
+    def __init__(
+        self,
+        runtime: ServiceRuntime[WorkerConfig],
+        engine: Engine,
+        connect: RelayConnect | None,
+        roles: Sequence[RoleHandlers],
+    ) -> None:
+        config = runtime.config
+        self._runtime, self._engine, self._roles = runtime, engine, roles
+        self._info: EngineInfo | None = None
+        self._form = ""
+        self._attached: dict[Role, list[asyncio.Task[None]]] = {}
+        self._attachment = Attachment(connect, runtime.log)
+        self.worker = WorkerRef(worker_id=config.id, incarnation=runtime.incarnation, node_id=config.node_id)
+        self.sessions = Sessions(
+            worker=self.worker,
+            engine=engine,
+            attachment=self._attachment,
+            publish=self._publish,
+            metrics=runtime.metrics,
+            log=runtime.log,
+        )
+
+    async def run(self) -> None:
+        """Until the process is told to stop and has drained. Raises what the engine or a loop failed with."""
+        why = "failed"
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                loops = [tasks.create_task(loop) for loop in self._loops()]
+                if await self._start(tasks):
+                    loops.append(tasks.create_task(self._pump()))
+                    await self._runtime.stopping.wait()
+                    await self._drain()
+                why = "draining"
+                for role in list(self._attached):
+                    self.detach(role)
+                for loop in loops:
+                    loop.cancel()
+        finally:
+            with contextlib.suppress(BusDisconnected):
+                lost = WorkerLost(worker=self.worker, why=why)
+                await self._runtime.bus.publish(subjects.WORKER_LOST, lost.encode())
+            await self._engine.stop()  # before the relay, so that what is cut short is given back in order
+            await self._attachment.close()
+
+    async def attach(self, role: RoleHandlers) -> None:
+        """Starts answering for that role; returns when requests can arrive."""
+        served = role.served(self.sessions)
+        listening = [asyncio.Event() for _ in served]
+        self._attached[role.role] = [
+            self._tasks.create_task(
+                self._runtime.serve(
+                    each.subject, each.request_type, each.handler, on_error=each.on_error, listening=event
+                )
+            )
+            for each, event in zip(served, listening, strict=True)
+        ]
+        for event in listening:
+            await event.wait()
+        self._runtime.log.info("role.attached", role=role.role.value)
+
+    def detach(self, role: Role) -> None:
+        """Stops answering for that role. What it has taken in goes on to its end."""
+        for task in self._attached.pop(role, []):
+            task.cancel()
+        self._runtime.log.info("role.detached", role=role.value)
+
+    # ---------------------------------------------------------------- life
+
+    def _loops(self) -> list[Coroutine[Any, Any, None]]:
+        rt = self._runtime
+
+        async def on_ingress(beat: IngressHeartbeat) -> None:
+            await ingress_beat(self.sessions, beat)
+
+        return [
+            rt.heartbeat(subjects.HEARTBEAT_WORKER, self.beat),
+            rt.serve(subjects.worker_cancel(self.worker.worker_id), Cancel, self.sessions.cancel, on_error=_refuse),
+            rt.watch(subjects.HEARTBEAT_INGRESS, IngressHeartbeat, on_ingress),
+            self._attachment.run(self._beat_now, self.sessions.relay_lost),
+            enforce_deadlines(self.sessions),
+            self._sweep(),
+        ]
+
+    async def _start(self, tasks: asyncio.TaskGroup) -> bool:
+        """Warm engine, roles attached, relay attached if there is to be one; False if told to stop before."""
+        starting = tasks.create_task(self._become_ready())
+        stopping = tasks.create_task(_wait(self._runtime.stopping))
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            return False
+        return True
+
+    async def _become_ready(self) -> None:
+        info = await self._engine.start()
+        self._info, self._form = info, kv_form(self._engine.manifest(1))
+        self._runtime.log.info("engine.started", model=info.model, layout=info.kv_layout, blocks=info.kv_blocks_total)
+        for role in self._roles:
+            await self.attach(role)
+        if self._attachment.configured:
+            await self._attachment.attached.wait()
+        self._runtime.set_state(ProcessState.READY)
+
+    async def _pump(self) -> None:
+        """The engine's reports to their ingresses, in order."""
+        metrics = self._runtime.metrics
+        async for report in self._engine.steps():
+            phase = "decode" if report.decode_sequences else "prefill"
+            metrics.engine_steps.labels(phase).inc()
+            metrics.engine_step_seconds.labels(phase).observe(report.step_s)
+            metrics.engine_tokens.labels("prefill").inc(report.prefill_tokens)
+            metrics.engine_tokens.labels("decode").inc(report.decode_sequences)
+            await self.sessions.take_report(report)
+        await self.sessions.fail(self.sessions.requests.everything(), ENGINE_FAILED)
+        raise EngineFailed("the engine has stopped stepping", why="see its log", todo="restart the worker")
+
+    async def _drain(self) -> None:
+        """Refuses new work and lets what runs finish, up to the bound."""
+        self.sessions.draining = True
+        self._runtime.set_state(ProcessState.DRAINING)
+        self._runtime.log.info("worker.draining", unfinished=self.sessions.requests.unfinished)
+        try:
+            async with asyncio.timeout(self._runtime.config.drain_s):
+                await self.sessions.idle.wait()
+        except TimeoutError:
+            await self.sessions.fail(self.sessions.requests.everything(), STOPPED)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await sweep_ingresses(self.sessions, deaf=not self._runtime.bus.connected)
+
+    # ----------------------------------------------------------------- out
+
+    async def _publish(self, events: list[Addressed]) -> None:
+        """One message per ingress. What the bus cannot take is left out: the ingress sees the gap and plans anew."""
+        log, bus = self._runtime.log, self._runtime.bus
+
+        def oversized(event: SequenceEvent) -> None:
+            log.error("events.too_large", request=event.request_id, max_bytes=bus.max_payload_bytes)
+
+        for subject, of_subject in by_subject(events).items():
+            for data in encoded(self.worker, of_subject, bus.max_payload_bytes, oversized):
+                try:
+                    await bus.publish(subject, data)
+                except (BusDisconnected, PayloadTooLarge) as error:
+                    log.warning("events.lost", subject=subject, events=len(of_subject), error=error.text)
+
+    async def _beat_now(self) -> None:
+        """The relay came or went: the planner should know before the next beat."""
+        with contextlib.suppress(BusDisconnected):
+            await self._runtime.bus.publish(subjects.HEARTBEAT_WORKER, self.beat().encode())
+
+    def beat(self) -> WorkerHeartbeat:
+        rt, info = self._runtime, self._info
+        return WorkerHeartbeat(
+            incarnation=rt.incarnation,
+            state=rt.state,
+            interval_s=rt.config.heartbeat_interval_s,
+            http_address=rt.http_address,
+            worker_id=self.worker.worker_id,
+            node_id=self.worker.node_id,
+            roles=tuple(sorted(self._attached)),
+            vendor=rt.config.vendor,
+            engine=rt.config.kind.value,
+            model=rt.config.model_name,
+            model_fingerprint="" if info is None else info.model_fingerprint,
+            kv_form=self._form,
+            kv_layout=rt.config.kv_layout if info is None else info.kv_layout,
+            max_model_len_tokens=0 if info is None else info.max_model_len_tokens,
+            kv_block_tokens=1 if info is None else info.kv_block_tokens,
+            relay=self._attachment.relay,
+            load=WorkerLoad() if info is None else self._load(info),
+        )
+
+    def _load(self, info: EngineInfo) -> WorkerLoad:
+        load, metrics = self._engine.load(), self._runtime.metrics
+        metrics.engine_kv_blocks.set(info.kv_blocks_total)
+        metrics.engine_kv_blocks_free.set(load.kv_blocks_free)
+        for state in ("running", "waiting", "loading"):
+            metrics.engine_sequences.labels(state).set(getattr(load, state))
+        return WorkerLoad(
+            running=load.running,
+            waiting=load.waiting,
+            loading=load.loading,
+            queued_prefill_tokens=load.queued_prefill_tokens,
+            kv_blocks_total=info.kv_blocks_total,
+            kv_blocks_free=load.kv_blocks_free,
+            decode_step_s=load.decode_step_s,
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
+        )
+
+
+def _refuse(fault: Fault) -> Ack:
+    return Ack(fault=fault)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

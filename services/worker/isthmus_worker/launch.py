@@ -1,0 +1,40 @@
+"""A worker process: configuration, engine, relay and the unit's own roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from isthmus_kvrelay.client import RelayClient
+from isthmus_shared.engines.factory import create_engine
+from isthmus_shared.messages.work import WorkerRef
+from isthmus_shared.runtime import ServiceRuntime, run_from_environ
+from isthmus_worker.config import WorkerConfig
+from isthmus_worker.host import WorkerHost
+from isthmus_worker.ports import RelayConnect, RelayLink
+from isthmus_worker.roles import RoleHandlers
+
+MakeRoles = Callable[[WorkerConfig], Sequence[RoleHandlers]]
+
+
+def run_worker(name: str, make_roles: MakeRoles, environ: Mapping[str, str]) -> int:
+    """Runs one worker until it is told to stop; returns the process' exit status."""
+
+    async def main(runtime: ServiceRuntime[WorkerConfig]) -> None:
+        config = runtime.config
+        worker = WorkerRef(worker_id=config.id, incarnation=runtime.incarnation, node_id=config.node_id)
+        engine = create_engine(config.engine_config())
+        await WorkerHost(runtime, engine, relay_connect(config, worker), make_roles(config)).run()
+
+    return run_from_environ(name, WorkerConfig, main, environ, instance=lambda config: config.id)
+
+
+def relay_connect(config: WorkerConfig, worker: WorkerRef) -> RelayConnect | None:
+    """How to attach to the node's relay; None when the worker has none."""
+    socket_path = config.relay_socket
+    if socket_path is None:
+        return None
+
+    async def connect() -> RelayLink:
+        return await RelayClient.connect(str(socket_path), worker=worker, timeout_s=config.relay_connect_s)
+
+    return connect

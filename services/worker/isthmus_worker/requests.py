@@ -1,0 +1,174 @@
+"""What a worker holds for whom: one record per request, from submit to its one end. Pure.
+
+* A newer generation replaces an older one; an older or equal one is refused.
+* A Cancel for a generation wins over that generation's Submit, whichever comes first.
+* A record ends once: `end` gives it to the caller that frees what it names, and None to everyone after.
+* A prefill that was handed over stays as STAGED until its deadline, so that a Cancel still finds the staged KV.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from isthmus_shared.engines.kv_port import KvSink, KvSource
+from isthmus_shared.errors import Cancelled, NoCapacity, StaleParty
+from isthmus_shared.ids import Generation, RequestId, TransferId
+
+MAX_REQUESTS = 4096
+"""Records at once. The engine's queue is shorter; this only bounds what a flood of submits may hold meanwhile."""
+MAX_CANCELLED = 8192
+"""Cancelled generations remembered, oldest forgotten first: a Submit overtaken by its Cancel is milliseconds away."""
+
+
+class Phase(StrEnum):
+    OPENING = "opening"
+    """Admitted; its sink or source is being opened and the engine has not got it yet."""
+    ACTIVE = "active"
+    """In the engine. A decode-only sequence may still wait for its KV or its first token."""
+    STREAMING = "streaming"
+    """Has given output; its KV is in the engine, so the relay is not needed any more."""
+    STAGED = "staged"
+    """Prefilled and handed over; its KV waits in the relay."""
+
+
+@dataclass(slots=True)
+class Record:
+    request_id: RequestId
+    generation: Generation
+    events_subject: str
+    deadline_at_s: float | None
+    """Loop time by which the transfer must be over; None when there is no transfer."""
+    next_index: int = 0
+    """Output index of the next token that this worker gives: what the ingress expects, in a fault too."""
+    transfer_id: TransferId | None = None
+    is_prefill: bool = False
+    phase: Phase = Phase.OPENING
+    first_token_id: int | None = None
+    """A StartDecode that came while its Submit was still being handled."""
+    admitted_s: float = 0.0
+    sink: KvSink | None = None
+    source: KvSource | None = None
+
+    @property
+    def engine_id(self) -> RequestId:
+        """The engine's name for this attempt: two generations never meet under one id there."""
+        return RequestId(f"{self.request_id}#{self.generation}")
+
+    @property
+    def needs_relay(self) -> bool:
+        """Whether losing the relay loses the request."""
+        return self.transfer_id is not None and self.phase in (Phase.OPENING, Phase.ACTIVE)
+
+
+class Requests:
+    def __init__(self) -> None:
+        self._records: dict[RequestId, Record] = {}
+        self._by_engine_id: dict[RequestId, Record] = {}
+        self._cancelled: OrderedDict[RequestId, Generation] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def unfinished(self) -> int:
+        """Records for which the engine still works (or will)."""
+        return sum(record.phase is not Phase.STAGED for record in self._records.values())
+
+    @property
+    def subjects(self) -> frozenset[str]:
+        return frozenset(record.events_subject for record in self._records.values())
+
+    def admit(self, record: Record) -> Record | None:
+        """Takes a new record in; returns the older generation that it replaces, which the caller must free.
+
+        Raises `Cancelled` (its Cancel was faster), `StaleParty` (that or a newer generation is known) or `NoCapacity`.
+        """
+        cancelled = self._cancelled.get(record.request_id)
+        if cancelled is not None and record.generation <= cancelled:
+            raise Cancelled(f"request {record.request_id} was cancelled before its submit was handled")
+        known = self._records.get(record.request_id)
+        if known is not None and record.generation <= known.generation:
+            raise StaleParty(
+                f"request {record.request_id} generation {record.generation} is stale",
+                why=f"generation {known.generation} is here already",
+            )
+        if known is None and len(self._records) >= MAX_REQUESTS:
+            raise NoCapacity(f"this worker holds {MAX_REQUESTS} requests", retry_after_s=1.0)
+        if known is not None:
+            self._drop(known)
+        self._records[record.request_id] = record
+        self._by_engine_id[record.engine_id] = record
+        return known
+
+    def cancel(self, request_id: RequestId, generation: Generation) -> Record | None:
+        """Ends that generation and every older one, those to come included; returns the record to free, if any."""
+        self._cancelled[request_id] = max(generation, self._cancelled.get(request_id, generation))
+        self._cancelled.move_to_end(request_id)
+        while len(self._cancelled) > MAX_CANCELLED:
+            self._cancelled.popitem(last=False)
+        known = self._records.get(request_id)
+        if known is None or known.generation > generation:
+            return None
+        return self.end(known)
+
+    def holds(self, record: Record) -> bool:
+        """Whether this very attempt is still wanted."""
+        return self._records.get(record.request_id) is record
+
+    def end(self, record: Record) -> Record | None:
+        """Takes the record out: the caller that gets it frees what it holds. None when it had ended before."""
+        if not self.holds(record):
+            return None
+        self._drop(record)
+        return record
+
+    def find(self, request_id: RequestId, generation: Generation) -> Record | None:
+        record = self._records.get(request_id)
+        return record if record is not None and record.generation == generation else None
+
+    def by_engine_id(self, engine_id: RequestId) -> Record | None:
+        return self._by_engine_id.get(engine_id)
+
+    def due(self, now_s: float) -> list[Record]:
+        """Records whose deadline has passed. A sequence that streams has met it."""
+        return [
+            record
+            for record in self._records.values()
+            if record.deadline_at_s is not None
+            and record.deadline_at_s <= now_s
+            and record.phase is not Phase.STREAMING
+        ]
+
+    def next_deadline_s(self) -> float | None:
+        times = [
+            record.deadline_at_s
+            for record in self._records.values()
+            if record.deadline_at_s is not None and record.phase is not Phase.STREAMING
+        ]
+        return min(times, default=None)
+
+    def needing_relay(self) -> list[Record]:
+        return [record for record in self._records.values() if record.needs_relay]
+
+    def of_subjects(self, subjects: Iterable[str]) -> list[Record]:
+        """Everything held for those ingresses."""
+        wanted = set(subjects)
+        return [record for record in self._records.values() if record.events_subject in wanted]
+
+    def everything(self) -> list[Record]:
+        return list(self._records.values())
+
+    def check_invariants(self) -> None:
+        assert all(record.request_id == key for key, record in self._records.items())
+        assert {id(r) for r in self._records.values()} == {id(r) for r in self._by_engine_id.values()}
+        assert len(self._cancelled) <= MAX_CANCELLED
+        for request_id, generation in self._cancelled.items():
+            held = self._records.get(request_id)
+            assert held is None or held.generation > generation
+
+    def _drop(self, record: Record) -> None:
+        del self._records[record.request_id]
+        del self._by_engine_id[record.engine_id]

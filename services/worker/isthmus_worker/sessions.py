@@ -1,0 +1,261 @@
+"""The worker's requests between bus, engine and relay: who gets in, what comes out, what is freed.
+
+Freeing follows one rule: what the engine holds, the engine ends. A record that ends early while its sequence is in
+the engine is *closing* until the engine says that it has let go; only then is the transfer aborted at the relay, so
+that no staging slot is reused while an engine may still write to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from structlog.typing import FilteringBoundLogger
+
+from isthmus_shared.engines.port import Engine, SequenceOutput, StepReport
+from isthmus_shared.errors import Cancelled, DeadlineExceeded, Draining, Fault, IsthmusError, StaleParty
+from isthmus_shared.ids import Generation, Incarnation, RequestId, TransferId
+from isthmus_shared.messages.work import Ack, Cancel, FinishReason, SequenceEvent, StartDecode, WorkerRef
+from isthmus_shared.metrics import Metrics
+from isthmus_worker.attachment import Attachment
+from isthmus_worker.liveness import IngressLife
+from isthmus_worker.outbox import Addressed
+from isthmus_worker.requests import Phase, Record, Requests
+
+Publish = Callable[[list[Addressed]], Awaitable[None]]
+
+REPLACED = Fault(code=Cancelled.code, what="a newer attempt at this request has come")
+DEADLINE = Fault(
+    code=DeadlineExceeded.code,
+    what="the transfer's deadline has passed",
+    why="its KV was not committed on the decode side in time",
+    todo="plan the request anew",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Closing:
+    """A transfer whose sequence the engine is about to let go."""
+
+    transfer_id: TransferId
+    generation: Generation
+    fault: Fault
+
+
+class Sessions:
+    def __init__(
+        self,
+        *,
+        worker: WorkerRef,
+        engine: Engine,
+        attachment: Attachment,
+        publish: Publish,
+        metrics: Metrics,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self.worker = worker
+        self.engine = engine
+        self.attachment = attachment
+        self.requests = Requests()
+        self.life = IngressLife()
+        self.draining = False
+        self.idle = asyncio.Event()
+        """Set while the engine works for nobody."""
+        self.idle.set()
+        self.deadlines_changed = asyncio.Event()
+        self._publish = publish
+        self._metrics = metrics
+        self._log = log
+        self._closing: dict[RequestId, _Closing] = {}
+
+    # ------------------------------------------------------------------ in
+
+    def check_party(self, incarnation: Incarnation) -> None:
+        """Refuses a message that was meant for another life of this worker."""
+        if incarnation != self.worker.incarnation:
+            raise StaleParty(
+                f"worker {self.worker.worker_id} has restarted",
+                why=f"the message names incarnation {incarnation}, this is {self.worker.incarnation}",
+                todo="plan the request anew",
+            )
+
+    async def admit(self, record: Record, incarnation: Incarnation) -> None:
+        """Takes a request in, ending an older attempt at it; raises the typed refusal."""
+        self.check_party(incarnation)
+        if self.draining:
+            raise Draining(f"worker {self.worker.worker_id} is draining", retry_after_s=1.0)
+        replaced = self.requests.admit(record)
+        self.idle.clear()
+        record.admitted_s = asyncio.get_running_loop().time()
+        self.life.expect(record.events_subject, record.admitted_s)
+        self.deadlines_changed.set()
+        if replaced is not None:
+            await self._free(replaced, REPLACED)
+
+    def in_engine(self, record: Record) -> None:
+        """The engine has taken the request, and with it the sink or source."""
+        record.phase = Phase.ACTIVE
+        if record.first_token_id is not None:
+            self.engine.start_decode(record.engine_id, record.first_token_id)
+
+    def not_in_engine(self, record: Record, fault: Fault) -> None:
+        """The submit came to nothing: what was opened for it is given back."""
+        self.requests.end(record)
+        if record.sink is not None:
+            record.sink.abort(fault)
+        if record.source is not None:
+            record.source.release()
+        self._note_idle()
+
+    def wanted(self, record: Record) -> None:
+        """Raises `Cancelled` if the record ended while its submit was waiting for something."""
+        if not self.requests.holds(record):
+            raise Cancelled(f"request {record.request_id} was cancelled while it was being submitted")
+
+    async def start_decode(self, message: StartDecode) -> Ack:
+        self.check_party(message.incarnation)
+        record = self.requests.find(message.request_id, message.generation)
+        if record is None:
+            raise StaleParty(
+                f"request {message.request_id} generation {message.generation} is not here",
+                why="it ended, or its submit never came",
+                todo="plan the request anew",
+            )
+        if record.first_token_id is None:
+            record.first_token_id = message.first_token_id
+            if record.phase is not Phase.OPENING:
+                self.engine.start_decode(record.engine_id, message.first_token_id)
+        return Ack()
+
+    async def cancel(self, message: Cancel) -> Ack:
+        """Ends everything held for that generation and older ones. Nothing held is as good."""
+        self.check_party(message.incarnation)
+        record = self.requests.cancel(message.request_id, message.generation)
+        if record is not None:
+            self._log.info("request.cancelled", request=record.request_id, reason=message.reason)
+            await self._free(record, Fault(code=Cancelled.code, what=f"the ingress cancelled: {message.reason}"))
+        return Ack()
+
+    # ----------------------------------------------------------------- out
+
+    async def take_report(self, report: StepReport) -> None:
+        """One engine step: its outputs go to their ingresses, one message each."""
+        events: list[Addressed] = []
+        for output in report.outputs:
+            event = await self._take(output)
+            if event is not None:
+                events.append(event)
+        self._note_idle()
+        if events:
+            await self._publish(events)
+
+    async def _take(self, output: SequenceOutput) -> Addressed | None:
+        record = self.requests.by_engine_id(output.request_id)
+        if record is None:
+            if output.finish is not None:
+                await self._close(output.request_id)
+            return None
+        event = SequenceEvent(
+            request_id=record.request_id,
+            generation=record.generation,
+            output_index=output.output_index,
+            token_ids=output.token_ids,
+            logprobs=output.logprobs,
+            finish=output.finish,
+            fault=output.fault,
+            cached_tokens=output.cached_tokens,
+        )
+        record.next_index = output.output_index + len(output.token_ids)
+        phase = "prefill" if record.is_prefill else "decode"
+        if output.finish is not None:
+            self._metrics.worker_finishes.labels(phase, output.finish.value).inc()
+        if output.finish is FinishReason.HANDOFF:
+            self._metrics.worker_kv_out_bytes.inc(0 if record.sink is None else record.sink.total_bytes)
+            record.phase, record.sink = Phase.STAGED, None
+        elif output.finish is not None:
+            self.requests.end(record)
+            if record.is_prefill:  # no hand-over follows, so nobody will fetch what was staged
+                await self._abort_transfer(record.transfer_id, record.generation, _no_handover(output))
+        elif not record.is_prefill and record.phase is not Phase.STREAMING:
+            record.phase = Phase.STREAMING
+            self._note_landed(record)
+        return record.events_subject, event
+
+    def _note_landed(self, record: Record) -> None:
+        """The engine has taken the KV over, and let go of the source."""
+        if record.source is not None:
+            self._metrics.worker_kv_in_bytes.inc(record.source.total_bytes)
+            took_s = asyncio.get_running_loop().time() - record.admitted_s
+            self._metrics.worker_transfer_seconds.observe(took_s)
+            record.source = None
+
+    async def fail(self, records: list[Record], fault: Fault) -> None:
+        """Ends those records and tells their ingresses why."""
+        events: list[Addressed] = []
+        for record in records:
+            if self.requests.end(record) is None:
+                continue
+            if record.needs_relay:
+                self._metrics.worker_transfers_failed.labels(fault.code).inc()
+            self._log.warning("request.failed", request=record.request_id, code=fault.code, why=fault.why)
+            if record.phase is not Phase.STAGED:
+                events.append((record.events_subject, _failed(record, fault)))
+            await self._free(record, fault)
+        if events:
+            await self._publish(events)
+
+    async def relay_lost(self, fault: Fault) -> None:
+        """What was crossing is lost; sequences whose KV is in the engine go on."""
+        for record in self.requests.everything():
+            if record.phase is Phase.STAGED:
+                self.requests.end(record)
+        await self.fail(self.requests.needing_relay(), fault)
+
+    # -------------------------------------------------------------- freeing
+
+    async def _free(self, record: Record, fault: Fault) -> None:
+        """Frees what an ended record holds."""
+        match record.phase:
+            case Phase.OPENING:
+                await self._abort_transfer(record.transfer_id, record.generation, fault)  # hastens a waiting open
+            case Phase.ACTIVE | Phase.STREAMING:
+                if record.transfer_id is not None:
+                    self._closing[record.engine_id] = _Closing(record.transfer_id, record.generation, fault)
+                self.engine.abort(record.engine_id)
+            case Phase.STAGED:
+                await self._abort_transfer(record.transfer_id, record.generation, fault)
+        self._note_idle()
+
+    async def _close(self, engine_id: RequestId) -> None:
+        """The engine has let go of a sequence whose record had ended before."""
+        closing = self._closing.pop(engine_id, None)
+        if closing is not None:
+            await self._abort_transfer(closing.transfer_id, closing.generation, closing.fault)
+
+    async def _abort_transfer(self, transfer_id: TransferId | None, generation: Generation, fault: Fault) -> None:
+        link = self.attachment.link
+        if transfer_id is None or link is None or link.lost.is_set():
+            return
+        try:
+            await link.abort(transfer_id, generation, fault)
+        except IsthmusError as error:
+            self._log.warning("transfer.abort_failed", transfer=transfer_id, error=error.text)
+
+    def _note_idle(self) -> None:
+        if self.requests.unfinished == 0 and not self._closing:
+            self.idle.set()
+
+
+def _no_handover(output: SequenceOutput) -> Fault:
+    return output.fault or Fault(code=Cancelled.code, what="the sequence ended with its first token")
+
+
+def _failed(record: Record, fault: Fault) -> SequenceEvent:
+    return SequenceEvent(
+        request_id=record.request_id,
+        generation=record.generation,
+        output_index=record.next_index,
+        finish=FinishReason.ERROR,
+        fault=fault,
+    )

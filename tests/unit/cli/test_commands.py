@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from isthmus_ingress.config import IngressConfig
+
+from isthmus_cli.child import Command
+from isthmus_cli.commands import Surroundings, commands
+from isthmus_cli.spec import ClusterSpec, load
+from isthmus_planner.config import PlannerConfig
+from isthmus_worker.config import WorkerConfig
+
+
+def plan(spec: ClusterSpec, environ: dict[str, str] | None = None) -> dict[str, Command]:
+    around = Surroundings(
+        environ=environ or {},
+        bus_url="nats://127.0.0.1:1",
+        model=Path("/models/tiny"),
+        logs=Path("/logs"),
+        run_dir=Path("/run/x"),
+        relay_secret="s3cret",
+        port=8123,
+        cpus=4,
+    )
+    return {command.name: command for command in commands(spec, around)}
+
+
+def test_everything_of_the_demo_is_started_in_an_order_in_which_it_can_be_used() -> None:
+    assert list(plan(load(None))) == ["planner", "relay-node-a", "relay-node-b", "prefill-a", "decode-b", "ingress"]
+
+
+def test_every_process_accepts_the_settings_that_it_is_given() -> None:
+    made = plan(load(None))
+    worker = WorkerConfig.load(made["prefill-a"].env)
+    assert (worker.id, worker.node_id, worker.vendor, worker.kv_layout, worker.threads) == (
+        "prefill-a",
+        "node-a",
+        "nvidia",
+        "nhd:16:fp32",
+        2,
+    )
+    assert str(worker.relay_socket) == made["relay-node-a"].env["ISTHMUS_RELAY_SOCKET"]
+    assert PlannerConfig.load(made["planner"].env).mode == "disaggregated"
+    ingress = IngressConfig.load(made["ingress"].env)
+    assert (ingress.port, ingress.model_name) == (8123, "isthmus-demo")
+
+
+def test_workers_of_one_node_share_its_relay_and_those_of_two_do_not() -> None:
+    def sockets(spec: ClusterSpec) -> set[str]:
+        made = plan(spec)
+        return {made[name].env["ISTHMUS_WORKER_RELAY_SOCKET"] for name in ("prefill-a", "decode-b")}
+
+    assert len(sockets(load(None))) == 2
+    assert len(sockets(load(None).on_one_node())) == 1
+
+
+def test_a_node_without_a_relay_has_none_started_and_its_workers_know() -> None:
+    spec = load(None)
+    bare = spec.model_copy(update={"nodes": tuple(node.model_copy(update={"relay": None}) for node in spec.nodes)})
+    made = plan(bare)
+    assert not any(name.startswith("relay-") for name in made)
+    assert "ISTHMUS_WORKER_RELAY_SOCKET" not in made["decode-b"].env
+
+
+def test_the_callers_environment_is_passed_on_but_not_its_isthmus_settings() -> None:
+    made = plan(
+        load(None),
+        {"PATH": "/bin", "NATS_URL": "nats://other", "ISTHMUS_WORKER_ID": "x", "ISTHMUS_LOG_LEVEL": "debug"},
+    )
+    env = made["planner"].env
+    assert (env["PATH"], env["ISTHMUS_LOG_LEVEL"], env["ISTHMUS_NATS_URL"]) == ("/bin", "debug", "nats://127.0.0.1:1")
+    assert "NATS_URL" not in env
+    assert "ISTHMUS_WORKER_ID" not in env
+
+
+def test_only_relays_know_the_secret() -> None:
+    knowing = {name for name, command in plan(load(None)).items() if "s3cret" in command.env.values()}
+    assert knowing == {"relay-node-a", "relay-node-b"}
+
+
+@pytest.mark.parametrize("level", ["process", "cluster"])
+def test_the_files_own_settings_win(level: str) -> None:
+    spec = load(None)
+    if level == "cluster":
+        spec = spec.model_copy(update={"env": {"ISTHMUS_LOG_LEVEL": "error"}})
+    else:
+        spec = spec.model_copy(
+            update={"planner": spec.planner.model_copy(update={"env": {"ISTHMUS_LOG_LEVEL": "error"}})}
+        )
+    assert plan(spec, {"ISTHMUS_LOG_LEVEL": "debug"})["planner"].env["ISTHMUS_LOG_LEVEL"] == "error"
