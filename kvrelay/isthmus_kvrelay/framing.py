@@ -33,7 +33,11 @@ class Frame(BaseModel):
 
 def cut(fault: Fault) -> Fault:
     """The fault with its texts bounded."""
-    texts = {name: getattr(fault, name)[:MAX_FAULT_TEXT] for name in ("what", "why", "todo")}
+    texts = {
+        name: text[:MAX_FAULT_TEXT]
+        for name in ("code", "what", "why", "todo", "param")
+        if (text := getattr(fault, name)) is not None
+    }
     return fault.model_copy(update=texts)
 
 

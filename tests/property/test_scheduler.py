@@ -21,14 +21,12 @@ TOKEN = 1
 class SchedulerMachine(RuleBasedStateMachine):
     sequences = Bundle("sequences")
 
-    @initialize(
-        blocks=st.integers(1, 12), running=st.integers(1, 4), chunk=st.integers(1, 9), waiting=st.integers(1, 8)
-    )
+    @initialize(blocks=st.integers(1, 6), running=st.integers(1, 4), chunk=st.integers(1, 9), waiting=st.integers(2, 8))
     def begin(self, blocks: int, running: int, chunk: int, waiting: int) -> None:
         self.limits = SchedulerLimits(
             block_tokens=BLOCK_TOKENS,
             blocks_total=blocks,
-            max_model_len_tokens=64,
+            max_model_len_tokens=22,
             max_running=running,
             prefill_chunk_tokens=chunk,
             max_waiting=waiting,
@@ -40,8 +38,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         target=sequences,
-        prompt=st.integers(1, 30),
-        output=st.integers(1, 30),
+        prompt=st.integers(1, 12),
+        output=st.integers(1, 12),
         kind=st.sampled_from(["whole", "save", "load"]),
     )
     def submit(self, prompt: int, output: int, kind: str) -> Sequence | None:
@@ -55,7 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             kv_load=transfer.source if kind == "load" else None,
         )
         worst = prompt if kind == "save" else prompt + output - 1
-        never = prompt + output > 64 or -(-worst // BLOCK_TOKENS) > self.limits.blocks_total
+        never = prompt + output > 22 or -(-worst // BLOCK_TOKENS) > self.limits.blocks_total
         full = len(self.scheduler.waiting) + len(self.scheduler.loading) >= self.limits.max_waiting
         try:
             sequence = self.scheduler.submit(request)
@@ -73,24 +71,28 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(sequence=sequences)
     def kv_arrives(self, sequence: Sequence | None) -> None:
-        if sequence is not None:
-            self.scheduler.source_ready(sequence)
+        if sequence is not None and sequence.request.kv_load is not None:
+            self._entered(sequence, self.scheduler.source_ready(sequence))
 
     @rule(sequence=sequences)
     def first_token_arrives(self, sequence: Sequence | None) -> None:
         if sequence is not None and sequence.request.kv_load is not None:
-            entered = self.scheduler.first_token(sequence, TOKEN)
-            if entered and sequence.request.sampling.max_tokens == 1:
-                self._finish(sequence)
+            self._entered(sequence, self.scheduler.first_token(sequence, TOKEN))
+
+    def _entered(self, sequence: Sequence, entered: bool) -> None:
+        if entered and sequence.request.sampling.max_tokens == 1:
+            self._finish(sequence)
 
     @rule(sequence=sequences)
     def abort(self, sequence: Sequence | None) -> None:
         if sequence is not None and sequence.uid in self.alive:
             self._finish(sequence)
 
-    @rule()
-    def step(self) -> None:
-        self._step()
+    @rule(count=st.integers(1, 6))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+            self.scheduler.check_invariants()
 
     @rule()
     def a_step_raises(self) -> None:
@@ -123,13 +125,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.pool.free == self.limits.blocks_total
 
     def _scheduled(self) -> Batch:
+        oldest = self.scheduler.running[:1]
         batch = self.scheduler.schedule()
+        assert all(sequence.phase is Phase.RUNNING for sequence in oldest), "the oldest gave way to a younger one"
         assert batch.prefill_tokens <= self.limits.prefill_chunk_tokens
         assert len({work.sequence.uid for work in batch.works}) == len(batch.works) <= self.limits.max_running
         for work in batch.works:
             assert len(work.tokens) > 0
             assert len(work.block_table) * BLOCK_TOKENS >= work.end, "a token would be written outside its blocks"
-            assert work.load == (work.load and work.start == work.sequence.prompt_tokens)
+            assert work.prefill or work.sample, "a decode that gives no token"
+            assert not work.load or work.start == work.sequence.prompt_tokens
         tables = [block for work in batch.works for block in work.block_table]
         assert len(set(tables)) == len(tables), "two sequences write one block"
         decoding = [s for s in self.scheduler.running if not s.prefilling]
@@ -154,4 +159,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

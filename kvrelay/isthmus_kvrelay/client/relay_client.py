@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import socket
 import threading
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
+
+from pydantic import ValidationError
 
 from isthmus_kvrelay import control
 from isthmus_kvrelay.client.sink import RelaySink
@@ -104,10 +108,8 @@ class RelayClient:
         self._check_connected()
         if key in self._opening or key in self._sinks:
             raise InvalidRequest(f"{transfer_id} generation {generation} has a sink already", param="generation")
-        opening = _Opening(manifest.total_bytes, self._loop.create_future())
-        self._opening[key] = opening
-        self._post(
-            control.OpenSinkRequest(
+        with _naming_bad_fields():
+            request = control.OpenSinkRequest(
                 transfer_id=transfer_id,
                 generation=generation,
                 total_bytes=manifest.total_bytes,
@@ -115,7 +117,9 @@ class RelayClient:
                 deadline_s=deadline_s,
                 wait_s=wait_s,
             )
-        )
+        opening = _Opening(manifest.total_bytes, self._loop.create_future())
+        self._opening[key] = opening
+        self._post(request)
         try:
             async with asyncio.timeout(wait_s + WAIT_GRACE_S):
                 return await opening.sink
@@ -141,10 +145,8 @@ class RelayClient:
             text = f"{ticket.transfer_id} generation {ticket.generation} has a source already"
             raise InvalidRequest(text, param="ticket.generation")
         total = ticket.manifest.total_bytes
-        source = RelaySource(key, total_bytes=total, deadline_s=deadline_s, pool=pool, post=self._post)
-        self._sources[key] = source
-        self._post(
-            control.OpenSourceRequest(
+        with _naming_bad_fields():
+            request = control.OpenSourceRequest(
                 transfer_id=ticket.transfer_id,
                 generation=ticket.generation,
                 source=ticket.source,
@@ -152,12 +154,16 @@ class RelayClient:
                 manifest=_digest(ticket.manifest),
                 deadline_s=deadline_s,
             )
-        )
+        source = RelaySource(key, total_bytes=total, deadline_s=deadline_s, pool=pool, post=self._post)
+        self._sources[key] = source
+        self._post(request)
         return source
 
     async def abort(self, transfer_id: TransferId, generation: Generation, fault: Fault) -> None:
         """End a transfer from this side, sealed or not: staged KV is freed, the peer is told. Unknown: nothing."""
-        self._post(control.AbortRequest(transfer_id=transfer_id, generation=generation, fault=cut(fault)))
+        with _naming_bad_fields():
+            request = control.AbortRequest(transfer_id=transfer_id, generation=generation, fault=cut(fault))
+        self._post(request)
 
     async def close(self) -> None:
         """Leave the relay, which gives back all that this client has not sealed. Idempotent."""
@@ -325,7 +331,7 @@ def _take_pool_blocking(socket_path: str, timeout_s: float) -> tuple[socket.sock
     try:
         sock.settimeout(timeout_s)
         sock.connect(socket_path)
-        data, fds, _, _ = socket.recv_fds(sock, 1, 1)
+        data, fds, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
         if len(fds) != 1 or data != control.FD_BYTE:
             raise _refusal(sock, data)
         sock.setblocking(False)
@@ -350,6 +356,17 @@ def _refusal(sock: socket.socket, first: bytes) -> IsthmusError:
     if isinstance(message, control.Refused):
         return message.fault.to_error()
     return ProtocolViolation("the relay gave no pool")
+
+
+@contextlib.contextmanager
+def _naming_bad_fields() -> Iterator[None]:
+    """An id or a duration beyond what the protocol carries is the caller's fault."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(f"{field}: {first['msg']}", param=field) from error
 
 
 def _digest(manifest: KvManifest) -> str:

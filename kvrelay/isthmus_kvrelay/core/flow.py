@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -99,6 +100,8 @@ class OutFlow:
     """The consumer is a client of this relay."""
     credits: dict[int, Grant] = field(default_factory=dict)
     """Received and not spent, by chunk."""
+    sendable: list[int] = field(default_factory=list)
+    """Heap of the chunks that are filled and have unspent credit."""
     sending: set[int] = field(default_factory=set)
     sent: set[int] = field(default_factory=set)
 
@@ -117,9 +120,21 @@ class OutFlow:
     def size_of(self, chunk: int) -> int:
         return min(self.chunk_bytes, self.total_bytes - chunk * self.chunk_bytes)
 
-    def next_chunk(self) -> int | None:
-        """The first chunk that is filled and has credit."""
-        return min((chunk for chunk in self.credits if chunk in self.filled), default=None)
+    def fill(self, chunk: int) -> None:
+        self.filled.add(chunk)
+        if chunk in self.credits:
+            heapq.heappush(self.sendable, chunk)
+
+    def take_credit(self, grant: Grant) -> None:
+        self.credits[grant.chunk] = grant
+        if grant.chunk in self.filled:
+            heapq.heappush(self.sendable, grant.chunk)
+
+    def spend_credit(self) -> Grant:
+        """For the first chunk that can be sent."""
+        chunk = heapq.heappop(self.sendable)
+        self.sending.add(chunk)
+        return self.credits.pop(chunk)
 
     def advance(self, by: OutInput) -> None:
         self.state = OUT_TABLE[self.state, by]

@@ -47,6 +47,8 @@ class Lane:
     pacer: Pacer
     order: FairOrder = field(default_factory=FairOrder)
     in_transport: int = 0
+    wake_s: float = -math.inf
+    """When the pacer's timer is set for; in the past: it is not set."""
 
 
 @dataclass(slots=True)

@@ -117,7 +117,7 @@ class OutSide:
             self._ledger.emit(CloseClient(event.client, fault))
             return
         for chunk in fresh:
-            flow.filled.add(chunk)
+            flow.fill(chunk)
             self._ledger.staging.move(flow.slots[chunk], SlotState.HELD)
             self._ledger.let_go(event.client, Pin.PRODUCER, event.key, flow.slots[chunk])
 
@@ -176,7 +176,7 @@ class OutSide:
             if known:
                 self._ledger.count.stale += 1
             else:
-                flow.credits[grant.chunk] = grant
+                flow.take_credit(grant)
 
     def done(self, event: DoneReceived) -> None:
         flow = self.flows.get(event.key)
@@ -261,18 +261,18 @@ class OutSide:
         if chosen is None:
             return False
         flow = self.flows[chosen.key]
-        chunk = flow.next_chunk()
-        assert chunk is not None
-        size = flow.size_of(chunk)
+        size = flow.size_of(flow.sendable[0])
         ready_s = lane.pacer.ready_at_s(size, now_s=led.now_s)
         if ready_s > led.now_s:
-            led.wake_at(ready_s)
+            if lane.wake_s <= led.now_s or ready_s < lane.wake_s:
+                lane.wake_s = ready_s
+                led.wake_at(ready_s)
             return False
         lane.pacer.spend(size, now_s=led.now_s)
         lane.order.served(chosen.source, size)
         lane.in_transport += 1
-        grant, ref = flow.credits.pop(chunk), flow.slots[chunk]
-        flow.sending.add(chunk)
+        grant = flow.spend_credit()
+        chunk, ref = grant.chunk, flow.slots[grant.chunk]
         led.staging.pin(ref, Pin.SEND)
         led.staging.move(ref, SlotState.SENDING)
         led.emit(SendChunk(lane.lane, flow.key, chunk, chunk * flow.chunk_bytes, size, ref, grant.into))
@@ -280,7 +280,7 @@ class OutSide:
 
     def _candidates(self, lane: Lane) -> Iterator[Candidate]:
         for flow in self.flows.values():
-            if flow.lane == lane.lane and flow.next_chunk() is not None:
+            if flow.lane == lane.lane and flow.sendable:
                 yield Candidate(flow.source, flow.deadline_s, flow.key)
 
     def check_invariants(self) -> None:
@@ -290,6 +290,7 @@ class OutSide:
             assert (flow.state is OutState.QUEUED) == (not flow.slots)
             spent = set(flow.credits), flow.sending, flow.sent
             assert sum(map(len, spent)) == len(set().union(*spent)), "a credit was spent twice"
+            assert sorted(flow.sendable) == sorted(flow.filled & set(flow.credits))
             assert flow.sending | flow.sent <= flow.filled <= set(range(len(flow.slots)))
             assert flow.state is not OutState.SEALED or flow.all_filled
             assert flow.owner is not None or flow.state is OutState.SEALED

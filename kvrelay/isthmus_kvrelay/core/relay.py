@@ -33,6 +33,8 @@ class RelayStats:
     lanes: int
     credits_granted_bytes: int
     credits_outstanding_bytes: int
+    quarantines: int
+    """Slots put into quarantine since the start."""
     sent_bytes: int
     received_bytes: int
     stale: int
@@ -175,6 +177,7 @@ class RelayCore:
             lanes=len(led.lanes),
             credits_granted_bytes=led.credit.granted_bytes,
             credits_outstanding_bytes=led.credit.in_flight_bytes,
+            quarantines=led.staging.quarantines,
             sent_bytes=led.count.sent_bytes,
             received_bytes=led.count.received_bytes,
             stale=led.count.stale,

@@ -53,6 +53,8 @@ class Staging:
         self.total_slots = total_slots
         self.limit = {Side.OUT: out_limit, Side.IN: total_slots - out_limit}
         self.used = {Side.OUT: 0, Side.IN: 0}
+        self.quarantines = 0
+        """Slots put into quarantine since the start."""
         self._free = list(range(total_slots - 1, -1, -1))
         self._state = [SlotState.FREE] * total_slots
         self._use = [0] * total_slots
@@ -138,6 +140,7 @@ class Staging:
         assert self._state[ref.slot] not in (SlotState.FREE, SlotState.QUARANTINED), "freed twice"
         if self._pins[ref.slot]:
             self._state[ref.slot] = SlotState.QUARANTINED
+            self.quarantines += 1
         else:
             self._to_free(ref.slot)
 

@@ -87,6 +87,10 @@ class RelayDaemon:
             stats = self.stats()
             self._log.warning("relay.drain_timed_out", flows_out=stats.flows_out, flows_in=stats.flows_in)
 
+    async def watch(self) -> None:
+        """Returns when it is stopped; raises what a bug has raised in the transport."""
+        await self._transport.watch()
+
     async def stop(self) -> None:
         """Close everything. Clients are told; what is still open ends for peers when their lanes close."""
         if self._server is not None:
@@ -119,7 +123,8 @@ class RelayDaemon:
         return self._core.stats()
 
     def clients(self) -> tuple[WorkerRef, ...]:
-        return tuple(s.worker for s in self._sessions.values() if s.worker is not None)
+        """Who is attached, each once."""
+        return tuple(dict.fromkeys(s.worker for s in self._sessions.values() if s.worker is not None))
 
     def check_invariants(self) -> None:
         self._core.check_invariants()

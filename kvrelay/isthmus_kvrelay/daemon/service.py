@@ -21,6 +21,9 @@ MAX_LOSSES = 1_024
 """Lost workers that wait for the bus; beyond it the oldest goes (a heartbeat without the worker says the same)."""
 DRAIN_SHARE = 0.8
 """Of the shutdown grace: for flows to finish. The rest is for closing."""
+OTHERS_BACK_S = 1.0
+"""After an outage of the bus, before the news is told: whom it concerns must have reconnected too (they dial ten times
+a second), since the bus keeps nothing for the absent."""
 FAREWELL_S = 1.0
 """For what is still unsaid on the bus when the process ends."""
 
@@ -48,6 +51,7 @@ class RelayService:
                     tasks.create_task(runtime.heartbeat(subjects.HEARTBEAT_RELAY, self.heartbeat), name="heartbeat"),
                     tasks.create_task(self._tell_losses(), name="losses"),
                     tasks.create_task(self._observe(), name="observe"),
+                    tasks.create_task(self.daemon.watch(), name="transport"),
                 ]
                 runtime.set_state(ProcessState.READY)
                 await runtime.stopping.wait()
@@ -90,6 +94,7 @@ class RelayService:
                     await self._runtime.bus.publish(subjects.WORKER_LOST, self._losses[0].encode())
                 except BusDisconnected:
                     await self._runtime.bus.wait_connected()
+                    await asyncio.sleep(OTHERS_BACK_S)
                 else:
                     self._losses.popleft()
 
@@ -115,7 +120,7 @@ class Observed:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._sent_bytes = self._received_bytes = self._stale = self._uncredited = 0
-        self._granted_bytes = 0
+        self._granted_bytes = self._quarantines = 0
 
     def take(self, stats: RelayStats, uncredited_chunks: int) -> None:
         m = self._metrics
@@ -130,10 +135,11 @@ class Observed:
         m.relay_sent_bytes.labels("tcp").inc(stats.sent_bytes - self._sent_bytes)
         m.relay_received_bytes.labels("tcp").inc(stats.received_bytes - self._received_bytes)
         m.relay_credits_granted_bytes.inc(stats.credits_granted_bytes - self._granted_bytes)
+        m.relay_quarantines.inc(stats.quarantines - self._quarantines)
         m.relay_stale.labels("message").inc(stats.stale - self._stale)
         m.relay_stale.labels("chunk").inc(uncredited_chunks - self._uncredited)
         self._sent_bytes, self._received_bytes = stats.sent_bytes, stats.received_bytes
-        self._granted_bytes = stats.credits_granted_bytes
+        self._granted_bytes, self._quarantines = stats.credits_granted_bytes, stats.quarantines
         self._stale, self._uncredited = stats.stale, uncredited_chunks
 
     def flow_closed(self, closed: FlowClosed) -> None:

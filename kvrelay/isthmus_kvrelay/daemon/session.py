@@ -29,6 +29,7 @@ from isthmus_shared.errors import InvalidRequest, IsthmusError, PartyLost, Proto
 from isthmus_shared.messages.work import WorkerRef
 
 HELLO_TIMEOUT_S = 5.0
+CLOSE_GRACE_S = 1.0
 MAX_UNSENT_BYTES = 32 << 20
 """A client that lets this much pile up is not reading; it is closed. Two of the largest frames."""
 
@@ -99,6 +100,8 @@ class Session(asyncio.Protocol):
             self._closed_because = error.text
             self._transport.write(control.encode(control.Refused(fault=cut(error.to_fault()))))
             self._transport.close()
+            # A client that does not read its refusal must not keep what it holds.
+            asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._transport.abort)
 
     def abort(self) -> None:
         """Close at once, whatever the client has not read yet."""

@@ -27,8 +27,8 @@ from isthmus_shared.errors import Fault, IsthmusError, PartyLost, ProtocolViolat
 from isthmus_shared.ids import Incarnation
 
 VERSION = 1
-MAX_HELLO_BYTES = 8_192
-"""Bound on any handshake frame: read from a stranger. A fault with its bounded texts is the largest (7 KiB)."""
+MAX_HELLO_BYTES = 24_576
+"""Bound on any handshake frame: read from a stranger. A fault with its bounded texts is the largest (20 KB)."""
 NONCE_BYTES = 32
 MIN_SECRET_CHARS = 16
 MAX_STREAMS = 16

@@ -46,6 +46,10 @@ class Transport(Protocol):
 
     def close_lane(self, effect: CloseLane) -> None: ...
 
+    async def watch(self) -> None:
+        """Returns when the transport is closed; raises if a bug has stopped it. A relay must not live on without it."""
+        ...
+
     async def close(self) -> None:
         """Close every lane and the listener; no thread, socket or task of the transport is left. Idempotent."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 from collections import deque
@@ -37,7 +38,7 @@ from isthmus_kvrelay.transports.handshake import (
 from isthmus_kvrelay.transports.landing import LandingTable
 from isthmus_kvrelay.transports.port import ControlEffect, Emit
 from isthmus_kvrelay.transports.shm import SharedPool
-from isthmus_kvrelay.transports.tcp_lane import TcpLane
+from isthmus_kvrelay.transports.tcp_lane import TcpLane, as_loss
 from isthmus_kvrelay.transports.tcp_streams import Ends, not_sent
 from isthmus_kvrelay.wire import incarnation_digest
 from isthmus_shared.errors import IsthmusError, NoCapacity, PartyLost, ProtocolViolation, StaleParty
@@ -47,6 +48,8 @@ MAX_HANDSHAKES = 64
 """Connections that have not proved themselves yet, and half-joined lanes; one more is closed at once."""
 SOCKET_BUFFER_BYTES = 4 << 20
 BACKLOG = 128
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|(?:[A-Za-z0-9_-]{1,63}\.){0,9}[A-Za-z0-9_-]{1,63}):([0-9]{1,5})")
+"""What a ticket may make this relay dial: host name, IPv4, or IPv6 in brackets, and a port."""
 ACCEPT_PAUSE_S = 0.1
 """After a failed accept, so that a lack of descriptors does not spin."""
 
@@ -128,6 +131,10 @@ class TcpTransport:
             for lane in list(self._lanes.values()):
                 lane.close(PartyLost("the relay is stopping"))
         self._work = None
+
+    async def watch(self) -> None:
+        if self._runner is not None:
+            await asyncio.shield(self._runner)
 
     async def close(self) -> None:
         self._stop.set()
@@ -219,7 +226,7 @@ class TcpTransport:
             return
         except TimeoutError:
             error = PartyLost(f"the relay at {effect.address} did not answer in time")
-        except OSError as cause:
+        except (OSError, UnicodeError) as cause:  # the latter from a host name that IDNA knows not
             error = PartyLost(f"the relay at {effect.address} cannot be reached", why=str(cause))
         except IsthmusError as cause:
             error = cause
@@ -232,13 +239,11 @@ class TcpTransport:
         for sock in sockets:
             sock.close()
         self._log.warning("lane.dial_failed", address=effect.address, code=error.code, error=error.text)
-        self.post(DialFailed(effect.peer, error.to_fault()))
+        self.post(DialFailed(effect.peer, as_loss(error).to_fault()))
 
     async def _dial_streams(self, effect: Dial, sockets: list[socket.socket]) -> None:
-        host, _, port = effect.address.rpartition(":")
-        if not port.isdecimal():
-            raise ProtocolViolation(f"{effect.address!r} is no relay's address")
-        infos = await self._loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        host, port = _address(effect.address)
+        infos = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, proto, _, where = infos[0]
         token, streams = token_bytes(NONCE_BYTES), self._settings.streams
         for stream in range(streams + 1):
@@ -363,7 +368,8 @@ class TcpTransport:
         if self._stop.is_set():
             lane.close(PartyLost("the relay is stopping"))
 
-    def _lane_closing(self, lane: TcpLane) -> None:
+    def _lane_closing(self, lane: TcpLane, error: IsthmusError) -> None:
+        self._log.info("lane.closing", lane=lane.lane, code=error.code, error=error.text)
         assert self._work is not None
         self._work.create_task(self._finish(lane))
 
@@ -371,6 +377,13 @@ class TcpTransport:
         await lane.finish()
         del self._lanes[lane.lane]
         self._log.info("lane.down", lane=lane.lane)
+
+
+def _address(text: str) -> tuple[str, int]:
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found[2]) > 65_535:
+        raise ProtocolViolation(f"{text[:100]!r} is no relay's address")
+    return found[1].strip("[]"), int(found[2])
 
 
 def _tune(sock: socket.socket) -> None:

@@ -29,7 +29,7 @@ from isthmus_kvrelay.core.events import (
 )
 from isthmus_kvrelay.transports.port import ControlEffect
 from isthmus_kvrelay.transports.tcp_streams import Ends, not_sent, start_threads
-from isthmus_shared.errors import IsthmusError, PartyLost, ProtocolViolation
+from isthmus_shared.errors import IsthmusError, PartyLost, ProtocolViolation, Retry, TransferFailed
 from isthmus_shared.ids import Incarnation
 
 MAX_UNSENT_CONTROL_BYTES = 16 << 20
@@ -48,7 +48,7 @@ class TcpLane(asyncio.Protocol):
         ping_interval_s: float,
         ping_timeout_s: float,
         report: Callable[[Event], None],
-        on_closing: Callable[[TcpLane], None],
+        on_closing: Callable[[TcpLane, IsthmusError], None],
     ) -> None:
         self.ends = ends
         self._peer, self._data = peer, data
@@ -171,8 +171,8 @@ class TcpLane(asyncio.Protocol):
         for sock in self._data:
             _shut(sock)
             self.ends.jobs.put(None)  # one per sending thread
-        self._report(LaneDown(self.lane, error.to_fault()))  # without a LaneUp before it, the core ignores it
-        self._on_closing(self)
+        self._report(LaneDown(self.lane, as_loss(error).to_fault()))  # without a LaneUp before it, the core ignores it
+        self._on_closing(self, error)
 
     async def finish(self) -> None:
         """Wait for the threads, then report what they left: no slot of this lane is touched after that."""
@@ -192,6 +192,13 @@ class TcpLane(asyncio.Protocol):
     def _join(self) -> None:
         for thread in self._threads:
             thread.join()
+
+
+def as_loss(error: IsthmusError) -> IsthmusError:
+    """What a transfer's parties are told: a peer at fault is no reason not to try elsewhere."""
+    if error.retry is Retry.NEVER:
+        return TransferFailed("the peer of the transfer was closed", why=error.text)
+    return error
 
 
 def _shut(sock: socket.socket) -> None:

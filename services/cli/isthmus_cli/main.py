@@ -28,6 +28,8 @@ START_TIMEOUT_S = 180.0
 """A cold machine imports torch several times over before anything is ready."""
 DOWN_TIMEOUT_S = 60.0
 """All bounds of an orderly stop together, and some."""
+PIPE_COLUMNS = 200
+"""Width of tables that go into a file or a pipe, where nothing says how wide it is."""
 
 app = typer.Typer(
     name="isthmus",
@@ -113,7 +115,8 @@ def status(
     if as_json:
         print(status_view.as_json(cluster, view))
     else:
-        status_view.show(Console(), cluster, view)
+        width = None if sys.stdout.isatty() else PIPE_COLUMNS
+        status_view.show(Console(width=width), cluster, view)
 
 
 @app.command(epilog=EPILOG)

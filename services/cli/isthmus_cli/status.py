@@ -44,12 +44,12 @@ def show(console: Console, cluster: ClusterState | None, view: ClusterView) -> N
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, overflow="fold")
     return table
 
 
 def _workers(view: ClusterView) -> Table:
-    table = _table("workers", "id", "node", "vendor", "roles", "state", "KV layout", "running", "waiting", "KV free")
+    table = _table("workers", "id", "node", "vendor", "roles", "state", "KV layout", "run", "wait", "KV free")
     for beat in view.workers:
         load = beat.load
         table.add_row(
@@ -67,9 +67,7 @@ def _workers(view: ClusterView) -> Table:
 
 
 def _relays(view: ClusterView) -> Table:
-    table = _table(
-        "relays", "node", "state", "staging free", "flows out", "in", "credits", "quarantined", "sent", "received"
-    )
+    table = _table("relays", "node", "state", "staging free", "out", "in", "credits", "quarantined", "sent", "received")
     for beat in view.relays:
         table.add_row(
             beat.relay.node_id,

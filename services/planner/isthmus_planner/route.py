@@ -76,7 +76,7 @@ def choose(request: RouteRequest, cluster: Cluster, policy: Policy, planner: Inc
     """The route and what it was chosen for; raises the typed refusal when there is none."""
     removed: Counter[str] = Counter()
     able = list(_able(request, cluster, removed))
-    plans = list(_plans(request, able, cluster, policy, removed))
+    plans = list(_plans(request, able, cluster, policy, removed)) or list(_last_resort(request, cluster, policy))
     if not plans:
         raise _refusal(request, cluster, removed)
     best = min(plans, key=lambda plan: _rank(plan, policy, cluster.pending))
@@ -165,6 +165,19 @@ def _plans(
         removed["has no decode role"] += len(able)
     for decode in decoders:
         yield _plan(request, None, decode, cluster, policy)
+
+
+def _last_resort(request: RouteRequest, cluster: Cluster, policy: Policy) -> Iterator[Plan]:
+    """When nobody else is left: decode workers that failed the request as one of a pair may still serve it alone.
+
+    What failed was most often the way between the two. If it was the worker, it answers with that at once.
+    """
+    if not request.exclude:
+        return
+    anew = request.model_copy(update={"exclude": ()})
+    for worker in cluster.workers:
+        if Role.DECODE in worker.roles and why_unable(worker, anew) is None:
+            yield _plan(request, None, worker, cluster, policy)
 
 
 def _plan(

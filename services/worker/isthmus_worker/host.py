@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from isthmus_shared.engines.port import Engine, EngineInfo
-from isthmus_shared.errors import BusDisconnected, Draining, EngineFailed, Fault, PayloadTooLarge
+from isthmus_shared.errors import BusDisconnected, Draining, EngineFailed, Fault
 from isthmus_shared.kv.negotiate import kv_form
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import (
@@ -26,6 +26,7 @@ from isthmus_worker.config import WorkerConfig
 from isthmus_worker.outbox import Addressed, by_subject, encoded
 from isthmus_worker.ports import RelayConnect
 from isthmus_worker.roles import RoleHandlers
+from isthmus_worker.sender import EventSender
 from isthmus_worker.sessions import Sessions
 from isthmus_worker.watch import SWEEP_S, enforce_deadlines, ingress_beat, sweep_ingresses
 
@@ -33,6 +34,9 @@ STOPPED = Fault(
     code=Draining.code, what="the worker stopped", why="its drain bound passed", todo="plan the request anew"
 )
 ENGINE_FAILED = Fault(code=EngineFailed.code, what="the engine failed", todo="plan the request anew")
+
+FLUSH_S = 2.0
+"""For the last events to leave; they take milliseconds."""
 
 
 class WorkerHost:
@@ -49,6 +53,7 @@ class WorkerHost:
         self._form = ""
         self._attached: dict[Role, list[asyncio.Task[None]]] = {}
         self._attachment = Attachment(connect, runtime.log)
+        self._sender = EventSender(runtime.bus, runtime.log)
         self.worker = WorkerRef(worker_id=config.id, incarnation=runtime.incarnation, node_id=config.node_id)
         self.sessions = Sessions(
             worker=self.worker,
@@ -116,6 +121,7 @@ class WorkerHost:
             rt.heartbeat(subjects.HEARTBEAT_WORKER, self.beat),
             rt.serve(subjects.worker_cancel(self.worker.worker_id), Cancel, self.sessions.cancel, on_error=_refuse),
             rt.watch(subjects.HEARTBEAT_INGRESS, IngressHeartbeat, on_ingress),
+            self._sender.run(),
             self._attachment.run(self._beat_now, self.sessions.relay_lost),
             enforce_deadlines(self.sessions),
             self._sweep(),
@@ -153,6 +159,7 @@ class WorkerHost:
             metrics.engine_tokens.labels("decode").inc(report.decode_sequences)
             await self.sessions.take_report(report)
         await self.sessions.fail(self.sessions.requests.everything(), ENGINE_FAILED)
+        await self._flush()
         raise EngineFailed("the engine has stopped stepping", why="see its log", todo="restart the worker")
 
     async def _drain(self) -> None:
@@ -165,6 +172,12 @@ class WorkerHost:
                 await self.sessions.idle.wait()
         except TimeoutError:
             await self.sessions.fail(self.sessions.requests.everything(), STOPPED)
+        await self._flush()
+
+    async def _flush(self) -> None:
+        with contextlib.suppress(TimeoutError):  # a bus that is away does not hold the process up
+            async with asyncio.timeout(FLUSH_S):
+                await self._sender.flushed()
 
     async def _sweep(self) -> None:
         while True:
@@ -174,18 +187,15 @@ class WorkerHost:
     # ----------------------------------------------------------------- out
 
     async def _publish(self, events: list[Addressed]) -> None:
-        """One message per ingress. What the bus cannot take is left out: the ingress sees the gap and plans anew."""
-        log, bus = self._runtime.log, self._runtime.bus
-
-        def oversized(event: SequenceEvent) -> None:
-            log.error("events.too_large", request=event.request_id, max_bytes=bus.max_payload_bytes)
-
+        """One message per ingress and step."""
+        max_bytes = self._runtime.bus.max_payload_bytes
         for subject, of_subject in by_subject(events).items():
-            for data in encoded(self.worker, of_subject, bus.max_payload_bytes, oversized):
-                try:
-                    await bus.publish(subject, data)
-                except (BusDisconnected, PayloadTooLarge) as error:
-                    log.warning("events.lost", subject=subject, events=len(of_subject), error=error.text)
+            for data in encoded(self.worker, of_subject, max_bytes, self._oversized):
+                self._sender.put(subject, data)
+
+    def _oversized(self, event: SequenceEvent) -> None:
+        """Left out: the ingress sees the gap. One token's logprobs are far below any bus' limit."""
+        self._runtime.log.error("events.too_large", request=event.request_id)
 
     async def _beat_now(self) -> None:
         """The relay came or went: the planner should know before the next beat."""

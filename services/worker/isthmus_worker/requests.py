@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from isthmus_shared.ids import Generation, RequestId, TransferId
 
 MAX_REQUESTS = 4096
 """Records at once. The engine's queue is shorter; this only bounds what a flood of submits may hold meanwhile."""
+MAX_STAGED = 16_384
+"""Handed-over prefills that a Cancel can still find: a minute's worth at 270 a second."""
 MAX_CANCELLED = 8192
 """Cancelled generations remembered, oldest forgotten first: a Submit overtaken by its Cancel is milliseconds away."""
 
@@ -67,19 +70,22 @@ class Requests:
     def __init__(self) -> None:
         self._records: dict[RequestId, Record] = {}
         self._by_engine_id: dict[RequestId, Record] = {}
+        self._staged: OrderedDict[RequestId, Record] = OrderedDict()
         self._cancelled: OrderedDict[RequestId, Generation] = OrderedDict()
+        self._deadlines: list[tuple[float, int, Record]] = []
+        self._admitted = 0
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._records) + len(self._staged)
 
     @property
     def unfinished(self) -> int:
         """Records for which the engine still works (or will)."""
-        return sum(record.phase is not Phase.STAGED for record in self._records.values())
+        return len(self._records)
 
     @property
     def subjects(self) -> frozenset[str]:
-        return frozenset(record.events_subject for record in self._records.values())
+        return frozenset(record.events_subject for record in self.everything())
 
     def admit(self, record: Record) -> Record | None:
         """Takes a new record in; returns the older generation that it replaces, which the caller must free.
@@ -89,19 +95,35 @@ class Requests:
         cancelled = self._cancelled.get(record.request_id)
         if cancelled is not None and record.generation <= cancelled:
             raise Cancelled(f"request {record.request_id} was cancelled before its submit was handled")
-        known = self._records.get(record.request_id)
+        known = self._get(record.request_id)
         if known is not None and record.generation <= known.generation:
             raise StaleParty(
                 f"request {record.request_id} generation {record.generation} is stale",
                 why=f"generation {known.generation} is here already",
             )
-        if known is None and len(self._records) >= MAX_REQUESTS:
+        if record.request_id not in self._records and len(self._records) >= MAX_REQUESTS:
             raise NoCapacity(f"this worker holds {MAX_REQUESTS} requests", retry_after_s=1.0)
         if known is not None:
             self._drop(known)
         self._records[record.request_id] = record
         self._by_engine_id[record.engine_id] = record
+        if record.deadline_at_s is not None:
+            self._admitted += 1
+            heapq.heappush(self._deadlines, (record.deadline_at_s, self._admitted, record))
         return known
+
+    def stage(self, record: Record) -> None:
+        """Its prefill was handed over: from now on only its staged KV is held.
+
+        Beyond `MAX_STAGED` the oldest is forgotten: most are long fetched, and the relay frees the rest by itself.
+        """
+        assert self._records.get(record.request_id) is record
+        record.phase, record.sink = Phase.STAGED, None
+        del self._records[record.request_id]
+        del self._by_engine_id[record.engine_id]
+        self._staged[record.request_id] = record
+        while len(self._staged) > MAX_STAGED:
+            self._staged.popitem(last=False)
 
     def cancel(self, request_id: RequestId, generation: Generation) -> Record | None:
         """Ends that generation and every older one, those to come included; returns the record to free, if any."""
@@ -109,14 +131,14 @@ class Requests:
         self._cancelled.move_to_end(request_id)
         while len(self._cancelled) > MAX_CANCELLED:
             self._cancelled.popitem(last=False)
-        known = self._records.get(request_id)
+        known = self._get(request_id)
         if known is None or known.generation > generation:
             return None
         return self.end(known)
 
     def holds(self, record: Record) -> bool:
         """Whether this very attempt is still wanted."""
-        return self._records.get(record.request_id) is record
+        return self._get(record.request_id) is record
 
     def end(self, record: Record) -> Record | None:
         """Takes the record out: the caller that gets it frees what it holds. None when it had ended before."""
@@ -126,49 +148,58 @@ class Requests:
         return record
 
     def find(self, request_id: RequestId, generation: Generation) -> Record | None:
-        record = self._records.get(request_id)
+        record = self._get(request_id)
         return record if record is not None and record.generation == generation else None
 
     def by_engine_id(self, engine_id: RequestId) -> Record | None:
         return self._by_engine_id.get(engine_id)
 
     def due(self, now_s: float) -> list[Record]:
-        """Records whose deadline has passed. A sequence that streams has met it."""
-        return [
-            record
-            for record in self._records.values()
-            if record.deadline_at_s is not None
-            and record.deadline_at_s <= now_s
-            and record.phase is not Phase.STREAMING
-        ]
+        """Records whose deadline has passed, each told once. A sequence that streams has met its deadline."""
+        late = []
+        while (next_s := self.next_deadline_s()) is not None and next_s <= now_s:
+            late.append(heapq.heappop(self._deadlines)[2])
+        return late
 
     def next_deadline_s(self) -> float | None:
-        times = [
-            record.deadline_at_s
-            for record in self._records.values()
-            if record.deadline_at_s is not None and record.phase is not Phase.STREAMING
-        ]
-        return min(times, default=None)
+        """The earliest deadline that still binds."""
+        while self._deadlines and not self._binds(self._deadlines[0][2]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
 
     def needing_relay(self) -> list[Record]:
         return [record for record in self._records.values() if record.needs_relay]
 
+    def forget_staged(self) -> None:
+        """The relay is gone, and what was staged there with it."""
+        self._staged.clear()
+
     def of_subjects(self, subjects: Iterable[str]) -> list[Record]:
         """Everything held for those ingresses."""
         wanted = set(subjects)
-        return [record for record in self._records.values() if record.events_subject in wanted]
+        return [record for record in self.everything() if record.events_subject in wanted]
 
     def everything(self) -> list[Record]:
-        return list(self._records.values())
+        return [*self._records.values(), *self._staged.values()]
 
     def check_invariants(self) -> None:
-        assert all(record.request_id == key for key, record in self._records.items())
+        assert all(record.request_id == key for key, record in (*self._records.items(), *self._staged.items()))
         assert {id(r) for r in self._records.values()} == {id(r) for r in self._by_engine_id.values()}
+        assert not self._records.keys() & self._staged.keys()
+        assert all(record.phase is Phase.STAGED for record in self._staged.values())
+        assert len(self._staged) <= MAX_STAGED
         assert len(self._cancelled) <= MAX_CANCELLED
         for request_id, generation in self._cancelled.items():
-            held = self._records.get(request_id)
+            held = self._get(request_id)
             assert held is None or held.generation > generation
 
+    def _get(self, request_id: RequestId) -> Record | None:
+        return self._records.get(request_id) or self._staged.get(request_id)
+
+    def _binds(self, record: Record) -> bool:
+        return self.holds(record) and record.phase is not Phase.STREAMING
+
     def _drop(self, record: Record) -> None:
-        del self._records[record.request_id]
-        del self._by_engine_id[record.engine_id]
+        if self._staged.pop(record.request_id, None) is None:
+            del self._records[record.request_id]
+            del self._by_engine_id[record.engine_id]

@@ -172,7 +172,7 @@ class Sessions:
             self._metrics.worker_finishes.labels(phase, output.finish.value).inc()
         if output.finish is FinishReason.HANDOFF:
             self._metrics.worker_kv_out_bytes.inc(0 if record.sink is None else record.sink.total_bytes)
-            record.phase, record.sink = Phase.STAGED, None
+            self.requests.stage(record)
         elif output.finish is not None:
             self.requests.end(record)
             if record.is_prefill:  # no hand-over follows, so nobody will fetch what was staged
@@ -207,9 +207,7 @@ class Sessions:
 
     async def relay_lost(self, fault: Fault) -> None:
         """What was crossing is lost; sequences whose KV is in the engine go on."""
-        for record in self.requests.everything():
-            if record.phase is Phase.STAGED:
-                self.requests.end(record)
+        self.requests.forget_staged()
         await self.fail(self.requests.needing_relay(), fault)
 
     # -------------------------------------------------------------- freeing

@@ -25,6 +25,7 @@ from isthmus_shared.errors import (
     InvalidRequest,
     IsthmusError,
     ManifestMismatch,
+    TransferFailed,
 )
 from isthmus_shared.ids import RequestId
 from isthmus_shared.kv.manifest import KvManifest
@@ -161,8 +162,10 @@ class BatchingEngine:
         if owner is None:  # never started, or stopped already
             self._reports.close()
             return
-        await owner
-        await self._runner.stop()
+        try:
+            await owner
+        finally:
+            await self._runner.stop()
 
     async def _start_runner(self) -> RunnerInfo:
         started = False
@@ -186,14 +189,33 @@ class BatchingEngine:
                 for watcher in self._watchers.values():
                     watcher.cancel()
         finally:
+            if self.state in (EngineState.NEW, EngineState.READY):
+                await self._abandon()
             self._reports.close()
+
+    async def _abandon(self) -> None:
+        """The loop broke on a bug of ours: nobody may wait for ever for a sequence that no step will touch again."""
+        self.state = EngineState.FAILED
+        self._reports.drain()
+        await self._runner.stop()  # first: its thread may still be writing to a sink
+        fault = EngineFailed("the engine broke down", todo="restart the worker, and report its log").to_fault()
+        outputs = []
+        for sequence in self._everyone():
+            if sequence.request.kv_load is not None:
+                sequence.request.kv_load.release()
+            if sequence.request.kv_save is not None:
+                sequence.request.kv_save.abort(fault)
+            outputs.append(_ended(sequence, sequence.next_output_index, FinishReason.ERROR, fault))
+        await self._emit(outputs)
 
     async def _step_until_stopped(self) -> None:
         fault: Fault | None = None
         while self.state in (EngineState.NEW, EngineState.READY):
             self._wake.clear()
-            await self._emit(self._apply_endings())
+            # Nothing may come between these two: a sequence that is to end must not be scheduled.
+            ended = self._apply_endings()
             batch = self._scheduler.schedule()
+            await self._emit(ended)
             if not batch.works:
                 await self._wake.wait()
                 continue
@@ -204,20 +226,20 @@ class BatchingEngine:
         await self._emit(self._apply_endings())
 
     async def _step(self, batch: Batch) -> Fault | None:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
         fault: Fault | None = None
+        took_s = 0.0
         try:
-            results = await self._runner.execute(batch)
+            step = await self._runner.execute(batch)
         except RUNNER_FAULTS as error:
             fault = _engine_fault(error)
             outputs = self._fail_running(batch, fault)
         else:
             self._failures_in_a_row = 0
-            outputs = self._take(batch, results)
+            took_s = step.took_s
+            outputs = self._take(batch, step.results)
         report = StepReport(
             outputs=tuple(outputs),
-            step_s=loop.time() - began_s,
+            step_s=took_s,
             prefill_tokens=batch.prefill_tokens,
             decode_sequences=batch.decode_sequences,
         )
@@ -316,6 +338,9 @@ class BatchingEngine:
             await source.ready()
         except IsthmusError as error:
             self._end_later(sequence, FinishReason.ERROR, error.to_fault())
+        except OSError as error:
+            lost = TransferFailed("the KV source failed", why=str(error))
+            self._end_later(sequence, FinishReason.ERROR, lost.to_fault())
         else:
             if self._scheduler.source_ready(sequence):
                 self._queued_with_kv(sequence)

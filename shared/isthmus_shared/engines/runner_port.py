@@ -32,13 +32,21 @@ class WorkResult:
     fault: Fault | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    results: Sequence[WorkResult]
+    """One per work, in the batch's order."""
+    took_s: float
+    """By the runner's own clock, since a production loop's clock counts whole milliseconds."""
+
+
 class Runner(Protocol):
     async def start(self) -> RunnerInfo:
         """Load and warm up."""
         ...
 
-    async def execute(self, batch: Batch) -> Sequence[WorkResult]:
-        """Compute one step; one result per work, in order. Loads and saves KV of the works that ask for it.
+    async def execute(self, batch: Batch) -> StepResult:
+        """Compute one step. Loads and saves KV of the works that ask for it.
 
         An exception fails every running sequence.
         """

@@ -114,6 +114,9 @@ class Scheduler:
         sequence.tokens.append(token_id)
         return self._enqueue_loaded(sequence)
 
+    # Of a sequence that has now entered the queue, the caller ends it before the next step if its first token was its
+    # last one.
+
     def _enqueue_loaded(self, sequence: Sequence) -> bool:
         if sequence.phase is not Phase.LOADING or not (sequence.source_ready and sequence.first_token_known):
             return False

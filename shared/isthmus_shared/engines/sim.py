@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus_shared.engines.config import EngineConfig
-from isthmus_shared.engines.runner_port import RunnerInfo, WorkResult
+from isthmus_shared.engines.runner_port import RunnerInfo, StepResult, WorkResult
 from isthmus_shared.engines.sequence import Batch, Work
 from isthmus_shared.engines.sequence import Sequence as SequenceState
 from isthmus_shared.engines.transfer import read_span, write_span
@@ -65,15 +65,14 @@ class SimRunner:
     async def stop(self) -> None:
         """Nothing is held."""
 
-    async def execute(self, batch: Batch) -> Sequence[WorkResult]:
-        await asyncio.sleep(
-            self._config.sim.costs.step_s(
-                prefill_tokens=batch.prefill_tokens,
-                decode_sequences=batch.decode_sequences,
-                resident_tokens=sum(work.end for work in batch.works if not work.prefill),
-            )
+    async def execute(self, batch: Batch) -> StepResult:
+        took_s = self._config.sim.costs.step_s(
+            prefill_tokens=batch.prefill_tokens,
+            decode_sequences=batch.decode_sequences,
+            resident_tokens=sum(work.end for work in batch.works if not work.prefill),
         )
-        return [self._result(work) for work in batch.works]
+        await asyncio.sleep(took_s)
+        return StepResult([self._result(work) for work in batch.works], took_s)
 
     def _result(self, work: Work) -> WorkResult:
         try:

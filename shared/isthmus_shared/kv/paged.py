@@ -29,6 +29,10 @@ class PagedKv:
         self.kv_heads, self.head_dim, self.blocks = kv_heads, head_dim, blocks
         self.dtype = TORCH_DTYPES[layout.dtype]
         k_shape, v_shape = layout.k_shape(blocks, kv_heads, head_dim), layout.v_shape(blocks, kv_heads, head_dim)
+        # A token's elements lie together in runs: one for NHD, one per head for HND, one per x of them when packed.
+        self._token_elements = kv_heads * head_dim
+        self._v_runs = 1 if layout.order is HeadOrder.NHD else kv_heads
+        self._k_runs = self._v_runs if layout.packed_k is None else self._token_elements // layout.packed_k
         self.k = [torch.zeros(k_shape, dtype=self.dtype) for _ in range(layers)]
         self.v = [torch.zeros(v_shape, dtype=self.dtype) for _ in range(layers)]
 
@@ -41,33 +45,26 @@ class PagedKv:
 
     def scatter(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k, v [tokens, kv_heads, head_dim] (any float dtype; rounded to the cache's) to `slots` [tokens]."""
-        k, v = k.to(self.dtype), v.to(self.dtype)
-        if self.layout.order is HeadOrder.NHD:
-            self._flat(self.k[layer]).index_copy_(0, slots, k)
-            self._flat(self.v[layer]).index_copy_(0, slots, v)
-            return
-        block, offset = slots // self.layout.block_tokens, slots % self.layout.block_tokens
-        self.v[layer][block, :, offset] = v
-        if self.layout.packed_k is None:
-            self.k[layer][block, :, offset] = k
-        else:
-            self.k[layer][block, :, :, offset] = k.view(
-                *k.shape[:-1], self.head_dim // self.layout.packed_k, self.layout.packed_k
-            )
+        for cache, runs, values in ((self.k[layer], self._k_runs, k), (self.v[layer], self._v_runs, v)):
+            rows = values.to(self.dtype).reshape(-1, self._token_elements // runs)
+            cache.view(-1, rows.shape[-1]).index_copy_(0, self._rows(slots, runs), rows)
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Contiguous copies (k, v) of `slots` [...]: each [..., kv_heads, head_dim] in the cache's dtype."""
-        if self.layout.order is HeadOrder.NHD:
-            index = slots.reshape(-1)
-            shape = (*slots.shape, self.kv_heads, self.head_dim)
-            k = self._flat(self.k[layer]).index_select(0, index).view(shape)
-            return k, self._flat(self.v[layer]).index_select(0, index).view(shape)
-        block, offset = slots // self.layout.block_tokens, slots % self.layout.block_tokens
-        v = self.v[layer][block, :, offset]
-        if self.layout.packed_k is None:
-            return self.k[layer][block, :, offset].contiguous(), v.contiguous()
-        return self.k[layer][block, :, :, offset].flatten(-2).contiguous(), v.contiguous()
+        shape = (*slots.shape, self.kv_heads, self.head_dim)
+        k, v = (
+            cache.view(-1, self._token_elements // runs).index_select(0, self._rows(slots, runs)).view(shape)
+            for cache, runs in ((self.k[layer], self._k_runs), (self.v[layer], self._v_runs))
+        )
+        return k, v
 
-    @staticmethod
-    def _flat(tensor: Tensor) -> Tensor:
-        return tensor.view(-1, *tensor.shape[2:])
+    def _rows(self, slots: Tensor, runs: int) -> Tensor:
+        """Where the runs of those tokens lie, in units of a run: int64 [tokens · runs], token by token.
+
+        In a block, run r of all its tokens lies before run r + 1 of all its tokens.
+        """
+        if runs == 1:
+            return slots.reshape(-1)
+        size = self.layout.block_tokens
+        first = slots // size * (size * runs) + slots % size
+        return (first.reshape(-1, 1) + torch.arange(runs) * size).view(-1)

@@ -49,6 +49,22 @@ async def test_32_mixed_requests_at_once_give_what_each_gives_alone(make: Make, 
         b.assert_empty()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("producer", "consumer"), PAIRS)
+async def test_long_and_short_prompts_at_once_give_what_each_gives_alone(
+    make: Make, producer: str, consumer: str
+) -> None:
+    lengths = [4000, 1, 2500, 1000, *(1 + (i * 37) % 130 for i in range(28))]
+    prompts = [prompt_of(length, seed=i) for i, length in enumerate(lengths)]
+    async with make(producer, prefill_chunk_tokens=200) as a, make(consumer) as b:
+        runs = [hand_over(a, b, f"r-{i}", prompt) for i, prompt in enumerate(prompts)]
+        together = await asyncio.gather(*runs)
+        for i in range(len(prompts)):
+            assert_same_output(together[i], await b.run(ask(f"alone-{i}", prompts[i])))
+        a.assert_empty()
+        b.assert_empty()
+
+
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.3, "seed": 7, "presence_penalty": 0.8}])
 async def test_a_resumed_sequence_goes_on_with_the_same_tokens(
     make: Make, form: str, sampling: dict[str, float]
@@ -106,6 +122,18 @@ async def test_a_preempted_sequence_that_was_loaded_is_recomputed(make: Make, fo
             for one, other in zip(got, wanted, strict=True):
                 assert_same_output(one, other)
             tight.assert_empty()
+
+
+async def test_a_preempted_prefill_fills_each_byte_of_its_sink_once(make: Make, form: str) -> None:
+    prompt = prompt_of(120, seed=3)
+    async with make(form) as roomy:
+        wanted = await roomy.run(ask("wanted", prompt))
+        async with make(form, kv_blocks=256 // roomy.info.kv_block_tokens, prefill_chunk_tokens=4) as tight:
+            tight.submit(ask("decodes", prompt_of(50), max_tokens=190))
+            await tight.until("decodes", tokens=60)  # at 79 it needs the saver's blocks
+            got = await hand_over(tight, roomy, "saves", prompt)
+            assert tight.engine.preemptions == 1
+            assert_same_output(got, wanted)
 
 
 async def test_a_stop_token_ends_the_output_and_is_part_of_it(make: Make, form: str) -> None:

@@ -396,3 +396,13 @@ async def test_everything_open_fails_when_the_relay_stops(make_way: MakeWay) -> 
         with pytest.raises(PartyLost):
             await way.producer.open_sink(new_transfer(), G1, manifest_of(4), deadline_s=5, wait_s=1)
         source.release()
+
+
+@pytest.mark.parametrize(("field", "bad"), [("transfer_id", "x" * 201), ("deadline_s", 0.0), ("wait_s", -1.0)])
+async def test_what_the_protocol_cannot_carry_is_an_invalid_request(way: Any, field: str, bad: Any) -> None:
+    asked = {"transfer_id": new_transfer(), "deadline_s": 5.0, "wait_s": 1.0} | {field: bad}
+    transfer = asked.pop("transfer_id")
+    with pytest.raises(InvalidRequest) as caught:
+        await way.producer.open_sink(transfer, G1, manifest_of(4), **asked)
+    assert caught.value.param == field
+    await way.at_rest()

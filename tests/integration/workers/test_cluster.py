@@ -367,9 +367,10 @@ async def test_a_drain_has_an_end_even_if_its_requests_have_none() -> None:
         await stack.ask(subjects.worker_decode(WorkerId("d")), submit, SubmitReply)
         await stack.next_event()
         worker.runtime.stopping.set()
-        _, end = await stack.rest()
+        tokens, end = await stack.rest()
         assert end.fault is not None
         assert (end.finish, end.fault.code) == (FinishReason.ERROR, "draining")
+        assert end.output_index == 1 + len(tokens), "where its ingress waits, or the fault would pass for a duplicate"
         async with asyncio.timeout(WAIT_S):
             await worker.task
 
@@ -440,3 +441,18 @@ async def test_a_role_can_be_taken_away_and_given_back_while_its_streams_run_on(
         assert worker.host.beat().roles == ()
         await worker.host.attach(DecodeRole())
         assert len(await alone(stack, worker.host.worker)) == 8
+
+
+async def test_an_outage_of_the_bus_in_mid_stream_leaves_no_gap() -> None:
+    async with cluster() as stack:
+        worker = await stack.worker("d", Role.DECODE, sim_decode_base_s=0.01)
+        submit = decode(worker.host.worker, None, sampling=SamplingParams(max_tokens=20, ignore_eos=True))
+        await stack.ask(subjects.worker_decode(WorkerId("d")), submit, SubmitReply)
+        indexes = [(await stack.next_event()).output_index]
+        stack.broker.disconnect()
+        await eventually(lambda: worker.host.sessions.idle.is_set())
+        assert stack.events.qsize() < 10, "the rest was computed while nobody could hear it"
+        stack.broker.reconnect()
+        while len(indexes) < 20:
+            indexes.append((await stack.next_event()).output_index)
+        assert indexes == list(range(20))

@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
 from isthmus_shared.engines.batching import MAX_FAILURES_IN_A_ROW, BatchingEngine, EngineState
 from isthmus_shared.engines.config import EngineConfig, EngineKind
+from isthmus_shared.engines.kv_memory import MemoryKvSource
 from isthmus_shared.engines.reports import MAX_REPORTS
-from isthmus_shared.engines.runner_port import WorkResult
+from isthmus_shared.engines.runner_port import StepResult
 from isthmus_shared.engines.sequence import Batch
 from isthmus_shared.engines.sim import SimRunner
 from isthmus_shared.errors import EngineFailed, InvalidRequest
 from isthmus_shared.ids import RequestId
 from isthmus_shared.messages.work import FinishReason
-from isthmus_testing.engines import ask, prompt_of, running
+from isthmus_testing import eventually
+from isthmus_testing.engines import Harness, ask, prompt_of, running
 
 CONFIG = EngineConfig(kind=EngineKind.SIM, model_name="m", kv_blocks=64)
 
 
 class FlakyRunner(SimRunner):
-    """Takes no time; raises in the steps that it is told to, and can be held."""
+    """Takes no time but says 0.25 s; raises in the steps that it is told to, and can be held."""
 
     def __init__(self) -> None:
         super().__init__(CONFIG)
         self.failing = 0
+        self.error: Exception = RuntimeError("the device fell off")
         self.steps = 0
         self.stopped = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self.entered = asyncio.Event()
 
-    async def execute(self, batch: Batch) -> Sequence[WorkResult]:
+    async def execute(self, batch: Batch) -> StepResult:
         self.steps += 1
         self.entered.set()
         await self.gate.wait()
         await asyncio.sleep(0)
         if self.failing:
             self.failing -= 1
-            raise RuntimeError("the device fell off")
-        return [self._result(work) for work in batch.works]
+            raise self.error
+        return StepResult([self._result(work) for work in batch.works], took_s=0.25)
 
     async def stop(self) -> None:
         self.stopped += 1
@@ -107,6 +109,45 @@ async def test_blocks_stay_taken_until_the_step_that_writes_them_is_over() -> No
         engine.assert_empty()
 
 
+async def test_a_bug_in_a_step_ends_everybody_and_is_raised_by_stop() -> None:
+    runner = FlakyRunner()
+    runner.error = AssertionError("a bug")
+    engine = BatchingEngine(runner, CONFIG)
+    info = await engine.start()
+    harness = Harness(engine, info)
+    saving, loading = harness.transfer(20), harness.transfer(20)
+    runner.failing = 1
+    engine.submit(ask("loads", prompt_of(20), load=loading))
+    engine.submit(ask("saves", prompt_of(20), save=saving))
+    async with asyncio.timeout(10):
+        await harness.collect()
+    assert {name: outcome.finish for name, outcome in harness.outcomes.items()} == {
+        "loads": FinishReason.ERROR,
+        "saves": FinishReason.ERROR,
+    }
+    assert saving.fault is not None
+    assert loading.released
+    with pytest.raises(EngineFailed):
+        engine.submit(ask("late", prompt_of(20)))
+    with pytest.raises(ExceptionGroup, match="unhandled"):
+        await engine.stop()
+
+
+class BrokenSource(MemoryKvSource):
+    async def ready(self) -> None:
+        raise ConnectionResetError("the socket closed")
+
+
+async def test_a_source_that_breaks_in_an_unforeseen_way_fails_its_sequence() -> None:
+    async with running(BatchingEngine(FlakyRunner(), CONFIG)) as engine:
+        transfer = engine.transfer(20)
+        transfer.source = BrokenSource(transfer)
+        outcome = await engine.run(ask("r", prompt_of(20), load=transfer))
+        assert outcome.fault is not None
+        assert outcome.fault.code == "transfer_failed"
+        engine.assert_empty()
+
+
 async def test_an_idle_engine_takes_no_steps() -> None:
     runner = FlakyRunner()
     async with running(BatchingEngine(runner, CONFIG)) as engine:
@@ -134,6 +175,27 @@ async def test_a_worker_that_does_not_read_pauses_the_steps_and_loses_nothing() 
     assert indexes == list(range(MAX_REPORTS + 100))
     await engine.stop()
     assert runner.stopped == 1
+
+
+async def test_a_first_token_that_is_the_last_gives_no_other_though_the_loop_was_held_up() -> None:
+    engine = BatchingEngine(FlakyRunner(), CONFIG)
+    harness = Harness(engine, await engine.start())
+    aside, saved = harness.transfer(5), harness.transfer(5)
+    engine.submit(ask("fills", prompt_of(5), max_tokens=MAX_REPORTS))  # as many reports as the queue holds
+    engine.submit(ask("aside", prompt_of(5), load=aside))
+    engine.submit(ask("loads", prompt_of(5), load=saved, max_tokens=1))
+    await eventually(lambda: (engine.load().running, engine.load().waiting) == (0, 0))
+    engine.abort(RequestId("aside"))
+    saved.sink.filled(0, saved.total_bytes)
+    saved.sink.seal()
+    for _ in range(10):
+        await asyncio.sleep(0)  # the loop waits for room to report the abort
+    engine.start_decode(RequestId("loads"), 40)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(harness.collect())
+        loads = await harness.until("loads")
+        assert (loads.finish, loads.tokens) == (FinishReason.LENGTH, [])
+        await engine.stop()
 
 
 async def test_stop_returns_though_nobody_reads() -> None:
@@ -184,5 +246,5 @@ async def test_load_tells_what_waits_runs_and_how_fast() -> None:
         runner.gate.set()
         await engine.until("waits")
         after = engine.engine.load()
-        assert after.decode_step_s is not None
-        assert after.prefill_tokens_per_s is not None
+        assert after.decode_step_s == pytest.approx(0.25)
+        assert after.prefill_tokens_per_s == pytest.approx((20 + 30) / (2 * 0.25))

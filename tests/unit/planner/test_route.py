@@ -114,6 +114,12 @@ def test_a_life_that_has_just_failed_the_request_is_left_out() -> None:
     assert sides(route(ask(exclude=("p",)), cluster(P, other, D))) == ("q", "d")
 
 
+def test_when_nobody_else_is_left_a_decode_worker_that_failed_in_a_pair_serves_alone() -> None:
+    assert sides(route(ask(exclude=("p", "d")), cluster(P, D))) == (None, "d")
+    spare = worker("e", Role.DECODE, queued=100_000)
+    assert sides(route(ask(exclude=("p", "d")), cluster(P, D, spare))) == (None, "e"), "one without blame goes first"
+
+
 def test_the_least_predicted_ttft_wins_by_queue_and_by_measured_speed() -> None:
     busy = worker("p1", Role.PREFILL, queued=5000)
     idle = worker("p2", Role.PREFILL)
@@ -211,10 +217,12 @@ def test_a_prompt_longer_than_any_context_is_the_callers_fault() -> None:
 
 
 def test_a_refusal_says_which_filter_removed_whom() -> None:
-    error = _refusal(lambda: route(ask(exclude=("d",)), cluster(P, D)))
+    error = _refusal(lambda: route(ask(exclude=("p",)), cluster(P)))
     assert isinstance(error, NoCapacity)
     assert "1 x has just failed this request" in error.why
-    assert "no decode role" in error.why
+    error = _refusal(lambda: route(ask(), cluster(P)))
+    assert isinstance(error, NoCapacity)
+    assert "1 x has no decode role" in error.why
     assert error.retry_after_s
     starting = worker("d", Role.DECODE, state=ProcessState.STARTING)
     error = _refusal(lambda: route(ask(), cluster(starting)))

@@ -4,7 +4,7 @@ import pytest
 
 from isthmus_shared.errors import Cancelled, NoCapacity, StaleParty
 from isthmus_shared.ids import Generation, RequestId, TransferId
-from isthmus_worker.requests import MAX_CANCELLED, MAX_REQUESTS, Phase, Record, Requests
+from isthmus_worker.requests import MAX_CANCELLED, MAX_REQUESTS, MAX_STAGED, Phase, Record, Requests
 
 
 def record(request: str = "r", generation: int = 1, *, deadline_s: float | None = None, kv: bool = True) -> Record:
@@ -92,10 +92,29 @@ def test_deadlines_bind_until_the_sequence_streams() -> None:
     assert requests.next_deadline_s() == 1.0
     assert requests.due(0.9) == []
     assert requests.due(1.0) == [early]
-    early.phase = Phase.STREAMING
-    assert requests.due(5.0) == [late]
-    late.phase = Phase.STAGED
-    assert requests.due(5.0) == [late], "staged KV is held no longer than its deadline"
+    assert requests.due(1.0) == [], "a late one is told once"
+    late.phase = Phase.STREAMING
+    assert requests.due(5.0) == []
+    assert requests.next_deadline_s() is None
+
+
+def test_staged_kv_is_held_no_longer_than_its_deadline() -> None:
+    requests = Requests()
+    held = record(deadline_s=2.0)
+    requests.admit(held)
+    requests.stage(held)
+    assert requests.due(1.9) == []
+    assert requests.due(2.0) == [held]
+
+
+def test_the_deadline_of_a_replaced_attempt_no_longer_binds() -> None:
+    requests = Requests()
+    requests.admit(record(generation=1, deadline_s=1.0))
+    newer = record(generation=2, deadline_s=3.0)
+    requests.admit(newer)
+    assert requests.next_deadline_s() == 3.0
+    assert requests.due(2.0) == []
+    assert requests.due(3.0) == [newer]
 
 
 def test_losing_the_relay_loses_what_is_crossing_and_nothing_else() -> None:
@@ -113,6 +132,32 @@ def test_staged_kv_is_not_unfinished_work() -> None:
     held = record()
     requests.admit(held)
     assert requests.unfinished == 1
-    held.phase = Phase.STAGED
+    requests.stage(held)
+    requests.check_invariants()
     assert requests.unfinished == 0
-    assert len(requests) == 1
+    assert requests.by_engine_id(held.engine_id) is None
+    assert requests.find(held.request_id, held.generation) is held
+    assert requests.cancel(held.request_id, held.generation) is held
+    assert len(requests) == 0
+
+
+def test_staged_kv_takes_no_room_from_new_requests_and_is_bounded_itself() -> None:
+    requests = Requests()
+    for number in range(MAX_STAGED + 1):
+        held = record(f"r{number}")
+        requests.admit(held)
+        requests.stage(held)
+    requests.check_invariants()
+    assert requests.find(RequestId("r0"), Generation(1)) is None, "the oldest is forgotten"
+    assert requests.find(RequestId("r1"), Generation(1)) is not None
+
+
+def test_a_newer_generation_replaces_staged_kv_too() -> None:
+    requests = Requests()
+    staged = record(generation=1)
+    requests.admit(staged)
+    requests.stage(staged)
+    with pytest.raises(StaleParty):
+        requests.admit(record(generation=1))
+    assert requests.admit(record(generation=2)) is staged
+    requests.check_invariants()

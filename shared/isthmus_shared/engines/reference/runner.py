@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from isthmus_shared.engines.reference.model import ReferenceModel
 from isthmus_shared.engines.reference.model_config import ModelConfig, read_model_config
 from isthmus_shared.engines.reference.plan import make_plan
 from isthmus_shared.engines.reference.weights import load_weights
-from isthmus_shared.engines.runner_port import RunnerInfo, WorkResult
+from isthmus_shared.engines.runner_port import RunnerInfo, StepResult, WorkResult
 from isthmus_shared.engines.sampling import sample
 from isthmus_shared.engines.sequence import Batch, Phase, Work
 from isthmus_shared.engines.sequence import Sequence as SequenceState
@@ -48,8 +49,8 @@ class ReferenceRunner:
     async def start(self) -> RunnerInfo:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._load_model)
 
-    async def execute(self, batch: Batch) -> Sequence[WorkResult]:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._execute, batch)
+    async def execute(self, batch: Batch) -> StepResult:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, batch)
 
     async def stop(self) -> None:
         self._thread.shutdown(wait=True)
@@ -88,6 +89,11 @@ class ReferenceRunner:
         )
         work = Work(sequence, (0,) * count, start=0, block_table=(0,), prefill=True, load=False, sample=True)
         self._execute(Batch((work,)))
+
+    def _timed(self, batch: Batch) -> StepResult:
+        began_s = time.perf_counter()
+        results = self._execute(batch)
+        return StepResult(results, time.perf_counter() - began_s)
 
     def _execute(self, batch: Batch) -> list[WorkResult]:
         faults: dict[int, Fault] = {}

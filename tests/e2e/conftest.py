@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isthmus_shared.engines.reference.checkpoint import ensure_tiny_checkpoint
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small seeded checkpoint, made once for all clusters and for the engine they are compared with."""
+    return ensure_tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
