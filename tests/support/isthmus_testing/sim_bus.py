@@ -19,6 +19,9 @@ from isthmus_testing.sim_trace import Trace
 
 _QUIET = (f"{subjects.ROOT}.heartbeat.", "$SRV.")
 """Not in the trace: they would bury the rest."""
+CALM_DELAY_S = 0.002
+"""A healthy bus; without any delay, too little could happen between two messages."""
+LINGER_S = 0.5
 
 
 @dataclass
@@ -26,7 +29,7 @@ class Weather:
     """How the bus treats messages now; faults change it and set it back."""
 
     rng: random.Random
-    delay_s: float = 0.0
+    delay_s: float = CALM_DELAY_S
     """Longest; each message takes something between nothing and this."""
     shed_chance: float = 0.0
     """Of a step message: its subscriber was too slow."""
@@ -36,7 +39,7 @@ class Weather:
     """Of a submit: it comes again, up to `LINGER_S` later, as from a buffer that is flushed after an outage."""
 
     def take_s(self) -> float:
-        return self.rng.uniform(0, self.delay_s) if self.delay_s else 0.0
+        return self.rng.uniform(0, self.delay_s)
 
     def copies(self, subject: str) -> int:
         if not subject.startswith(f"{subjects.ROOT}.ingress."):
@@ -47,9 +50,6 @@ class Weather:
 
     def lingers(self, subject: str) -> bool:
         return bool(self.linger_chance) and subject.endswith(".submit") and self.rng.random() < self.linger_chance
-
-
-LINGER_S = 0.5
 
 
 class SimBus:
@@ -97,8 +97,7 @@ class SimBus:
         self._note("asked", subject)
         if self._weather.lingers(subject):
             await self._later(self._weather.rng.uniform(0, LINGER_S), subject, data, None, headers)
-        if took_s:
-            await asyncio.sleep(took_s)
+        await asyncio.sleep(took_s)
         answer = await self._inner.request(subject, data, timeout_s=timeout_s - took_s, headers=headers)
         self._note("answered", subject)
         return answer
@@ -110,10 +109,9 @@ class SimBus:
             while not self._due:
                 self._queued.clear()
                 await self._queued.wait()
-            at_s, subject, data, reply, headers = self._due[0]
+            at_s, subject, data, reply, headers = self._due.popleft()
             if at_s > loop.time():
                 await asyncio.sleep(at_s - loop.time())
-            self._due.popleft()
             with contextlib.suppress(BusDisconnected):  # lost on its way
                 await self._inner.publish(subject, data, reply=reply, headers=headers)
 
@@ -124,13 +122,10 @@ class SimBus:
     async def _later(
         self, in_s: float, subject: str, data: bytes, reply: str | None, headers: Mapping[str, str] | None
     ) -> None:
-        if in_s or self._due:
-            if not self.connected:
-                await self._inner.publish(subject, data, reply=reply, headers=headers)  # raises what it should
-            self._due.append((asyncio.get_running_loop().time() + in_s, subject, data, reply, headers))
-            self._queued.set()
-        else:
-            await self._inner.publish(subject, data, reply=reply, headers=headers)
+        if not self.connected:
+            await self._inner.publish(subject, data, reply=reply, headers=headers)  # raises what it should
+        self._due.append((asyncio.get_running_loop().time() + in_s, subject, data, reply, headers))
+        self._queued.set()
 
     def _note(self, what: str, subject: str, **facts: object) -> None:
         if not subject.startswith(_QUIET):

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from isthmus_testing.sim_bus import CALM_DELAY_S
 from isthmus_testing.sim_cluster import Cluster
 
 
@@ -45,7 +46,7 @@ class Planned:
 def plan(rng: random.Random, *, over_s: float) -> list[Planned]:
     """From none (one run in eight) to six."""
     count = rng.choice((0, 1, 1, 2, 3, 4, 5, 6))
-    kinds = list(Fault)
+    kinds = [*Fault, Fault.WORKER_CRASH, Fault.WORKER_CRASH]
     return sorted(
         (
             Planned(
@@ -143,7 +144,7 @@ async def _delays(cluster: Cluster, planned: Planned) -> None:
     weather = cluster.world.weather
     weather.delay_s = (0.01, 0.05, 0.3)[planned.pick % 3]
     await asyncio.sleep(planned.lasts_s)
-    weather.delay_s = 0.0
+    weather.delay_s = CALM_DELAY_S
 
 
 async def _shed_events(cluster: Cluster, planned: Planned) -> None:

@@ -69,7 +69,7 @@ def draw(rng: random.Random, count: int, *, over_s: float) -> list[Ask]:
             seed=number,
             ignore_eos=rng.random() < 0.5,
         )
-        leaves = rng.expovariate(4.0) if rng.random() < 0.2 else None
+        leaves = rng.choice((None, None, None, None, None, None, rng.expovariate(4.0), rng.uniform(0, 0.06)))
         prompt = tuple(rng.randrange(256) for _ in range(length))
         asks.append(Ask(f"client-{number}", rng.uniform(0, over_s), prompt, sampling, leaves))
     return sorted(asks, key=lambda ask: ask.at_s)
