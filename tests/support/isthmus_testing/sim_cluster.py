@@ -20,6 +20,8 @@ FREED_S = 0.3
 LEASE_S = REQUEST_TIMEOUT_S + INGRESS_LOST_S + 1.0
 """Whatever was lost on the way: by then every deadline and every dead ingress' silence has run out."""
 POLL_S = 0.01
+LOOK_S = 0.25
+"""Between two looks at everything."""
 
 
 class Cluster:
@@ -55,13 +57,15 @@ class Cluster:
         assert await self.settled(self._ready), "the cluster does not start"
         await asyncio.sleep(1.0)  # everyone has heard everyone's heartbeat
 
-    async def settled(self, condition: Callable[[], bool], *, within_s: float = START_S) -> bool:
+    async def settled(
+        self, condition: Callable[[], bool], *, within_s: float = START_S, poll_s: float = POLL_S
+    ) -> bool:
         """Whether that becomes true in time."""
         until_s = self._loop.time() + within_s
         while not condition():
             if self._loop.time() > until_s:
                 return False
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(poll_s)
         return True
 
     def _ready(self) -> bool:
@@ -139,7 +143,7 @@ class Cluster:
 
     async def check_nothing_is_left(self) -> None:
         """Within the lease bound everything is given back. Says what is not."""
-        if not await self.settled(lambda: not self._left(), within_s=LEASE_S):
+        if not await self.settled(lambda: not self._left(), within_s=LEASE_S, poll_s=LOOK_S):
             self.world.problems += [f"after {LEASE_S:g} s {what}" for what in self._left()]
 
     def _left(self) -> list[str]:

@@ -36,8 +36,11 @@ class Result:
         return "\n".join([f"seed {self.seed}:", *self.problems, "", f"replay: make sim ARGS='--seed {self.seed}'"])
 
 
-def simulate(seed: int, *, faults: list[Planned] | None = None, requests: int | None = None) -> Result:
-    """Runs that seed in virtual time. `faults` and `requests` (how many) in place of what the seed says."""
+def simulate(
+    seed: int, *, faults: list[Planned] | None = None, requests: int | None = None, unseen: bool = False
+) -> Result:
+    """Runs that seed in virtual time. `faults` and `requests` (how many) in place of what the seed says; `unseen`: no
+    client may notice that anything failed."""
     trace = Trace()
     rng = random.Random(f"{seed}:plan")
     planned = plan(rng, over_s=FAULTS_S)
@@ -47,7 +50,7 @@ def simulate(seed: int, *, faults: list[Planned] | None = None, requests: int | 
     outcomes: list[Outcome] = []
     with _logging_to(trace), ThreadPoolExecutor(1) as executor:
         try:
-            run_simulated(_run(seed, trace, executor, rng, planned, requests or count, problems, outcomes))
+            run_simulated(_run(seed, trace, executor, rng, planned, requests or count, unseen, problems, outcomes))
         except (AssertionError, NothingLeftToDo, ExceptionGroup) as error:
             problems.append("".join(traceback.format_exception(error)))
     return Result(seed, problems, trace.lines(), outcomes, planned)
@@ -60,6 +63,7 @@ async def _run(
     rng: random.Random,
     planned: list[Planned],
     count: int,
+    unseen: bool,
     problems: list[str],
     outcomes: list[Outcome],
 ) -> None:
@@ -76,7 +80,7 @@ async def _run(
         for ask in asks:
             going.create_task(cluster.ask(ask))
     await cluster.check_nothing_is_left()
-    problems += [text for o in outcomes if (text := verdict(o, wanted[o.ask.name], faults=bool(planned)))]
+    problems += [text for o in outcomes if (text := verdict(o, wanted[o.ask.name], faults=bool(planned) and not unseen))]
     trace.note("simulation", "asks anew")
     await asyncio.sleep(SETTLE_S)
     outcomes.clear()
