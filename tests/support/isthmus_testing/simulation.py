@@ -80,7 +80,9 @@ async def _run(
         for ask in asks:
             going.create_task(cluster.ask(ask))
     await cluster.check_nothing_is_left()
-    problems += [text for o in outcomes if (text := verdict(o, wanted[o.ask.name], faults=bool(planned) and not unseen))]
+    problems += [
+        text for o in outcomes if (text := verdict(o, wanted[o.ask.name], faults=bool(planned) and not unseen))
+    ]
     trace.note("simulation", "asks anew")
     await asyncio.sleep(SETTLE_S)
     outcomes.clear()
