@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import tokenizers
@@ -26,7 +27,7 @@ from isthmus_shared.bus.memory import MemoryBroker
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.engines.batching import BatchingEngine
 from isthmus_shared.engines.config import EngineKind
-from isthmus_shared.engines.runner_port import RunnerInfo, WorkResult
+from isthmus_shared.engines.runner_port import RunnerInfo, StepResult
 from isthmus_shared.engines.sequence import Batch
 from isthmus_shared.engines.sim import SimRunner
 from isthmus_shared.errors import BusDisconnected, PartyLost
@@ -158,12 +159,10 @@ class SlowableRunner:
     async def stop(self) -> None:
         await self._inner.stop()
 
-    async def execute(self, batch: Batch) -> Sequence[WorkResult]:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        results = await self._inner.execute(batch)
-        await asyncio.sleep((loop.time() - began_s) * (self.slowness - 1))
-        return results
+    async def execute(self, batch: Batch) -> StepResult:
+        step = await self._inner.execute(batch)
+        await asyncio.sleep(step.took_s * (self.slowness - 1))
+        return dataclasses.replace(step, took_s=step.took_s * self.slowness)
 
 
 class FencedRole:
