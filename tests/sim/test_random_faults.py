@@ -47,6 +47,7 @@ def _trace_in_a_process(seed: int, hash_seed: str) -> str:
 
 UNSEEN = (
     Fault.WORKER_CRASH,
+    Fault.WORKER_RESTART,
     Fault.SLOW_WORKER,
     Fault.RELAY_LOSS,
     Fault.LANE_LOSS,

@@ -173,13 +173,8 @@ class Cluster:
 
     async def stop(self) -> None:
         """An orderly end; then no task may be left."""
-        processes = []
-        for each in self.services:
-            if each.runtime is not None and each.process is not None:
-                processes.append(each.process.task)
-                each.runtime.set_state(ProcessState.DRAINING)
-                each.runtime.stopping.set()
-        _, running = await asyncio.wait(processes, timeout=START_S)
+        stopping = [asyncio.create_task(each.drain(), name=each.name) for each in self.services]
+        _, running = await asyncio.wait(stopping, timeout=START_S)
         self.world.problems += [f"{task.get_name()} does not stop" for task in running]
         await asyncio.sleep(START_S)  # what killed processes had begun ends too
         for node in self.nodes:

@@ -14,6 +14,7 @@ from isthmus_testing.sim_cluster import Cluster
 
 class Fault(StrEnum):
     WORKER_CRASH = "worker_crash"
+    WORKER_RESTART = "worker_restart"
     PLANNER_CRASH = "planner_crash"
     INGRESS_CRASH = "ingress_crash"
     BUS_OUTAGE = "bus_outage"
@@ -79,6 +80,20 @@ async def _worker_crash(cluster: Cluster, planned: Planned) -> None:
     await worker.crash(told=planned.told)
     await asyncio.sleep(planned.lasts_s)
     worker.start()
+    await cluster.settled(lambda: worker.runtime is not None and not worker.runtime.problems())
+
+
+async def _worker_restart(cluster: Cluster, planned: Planned) -> None:
+    """In order: it drains first."""
+    ready = [worker for worker in cluster.workers if worker.runtime is not None and not worker.runtime.problems()]
+    if not ready:
+        return
+    worker = ready[planned.pick % len(ready)]
+    process = worker.process
+    await worker.drain()
+    await asyncio.sleep(planned.lasts_s)
+    if worker.process is process:  # else it crashed while it drained, and has been started anew
+        worker.start()
     await cluster.settled(lambda: worker.runtime is not None and not worker.runtime.problems())
 
 
@@ -174,6 +189,7 @@ async def _corruption(cluster: Cluster, planned: Planned) -> None:
 
 _HOW: dict[Fault, Callable[[Cluster, Planned], Awaitable[None]]] = {
     Fault.WORKER_CRASH: _worker_crash,
+    Fault.WORKER_RESTART: _worker_restart,
     Fault.PLANNER_CRASH: _planner_crash,
     Fault.INGRESS_CRASH: _ingress_crash,
     Fault.BUS_OUTAGE: _bus_outage,

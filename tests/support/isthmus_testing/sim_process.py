@@ -222,6 +222,15 @@ class Service:
         assert process is not None, "only what runs can crash"
         await process.kill()
 
+    async def drain(self) -> None:
+        """Told to stop, as by SIGTERM; returns when it has."""
+        process, runtime = self.process, self.runtime
+        assert process is not None, "only what runs can stop"
+        assert runtime is not None, "only what has started can stop in order"
+        runtime.set_state(ProcessState.DRAINING)
+        runtime.stopping.set()
+        await asyncio.wait({process.task})
+
     async def _main(self, bus: SimBus) -> None:
         raise NotImplementedError
 
