@@ -29,6 +29,12 @@ class IngressConfig(ServiceConfig):
     )
     request_timeout_s: float = Field(default=600.0, gt=0, le=86_400, description="One request, over all its attempts")
     attempts: int = Field(default=3, ge=1, le=16, description="Routes tried before a request fails")
+    route_patience_s: float = Field(
+        default=15.0,
+        ge=0,
+        le=3600,
+        description="How long a request that has lost a worker waits for another, or for that one to start again",
+    )
     max_in_flight: int = Field(
         default=2048, ge=1, le=100_000, description="Choices in progress; more are refused (429)"
     )

@@ -46,7 +46,9 @@ from isthmus_shared.messages.work import (
 )
 from isthmus_shared.metrics import Metrics
 
-ROUTE_TIMEOUT_S = 2.0
+ROUTE_TIMEOUT_S = 1.0
+"""The planner answers out of its memory. Two tries of it fit in the 3 s within which a client learns that there is
+no planner."""
 WORKER_TIMEOUT_S = 5.0
 """For a submit or a start to be answered: workers answer at once, before they compute anything."""
 CANCEL_TIMEOUT_S = 2.0

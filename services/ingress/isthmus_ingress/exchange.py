@@ -27,6 +27,7 @@ from isthmus_shared.ids import RequestId, TransferId, new_id
 class Limits:
     request_timeout_s: float
     attempts: int
+    route_patience_s: float
     max_in_flight: int
     """Sagas, that is choices, of all requests together."""
 
@@ -73,9 +74,9 @@ class Exchange:
         self._open = len(self.choices)
         self._outcome: str | None = None
         deadline_s = received_s + limits.request_timeout_s
-        self._sagas = [self._saga(choice, deps, deadline_s, limits.attempts) for choice in self.choices]
+        self._sagas = [self._saga(choice, deps, deadline_s, limits) for choice in self.choices]
 
-    def _saga(self, choice: Choice, deps: Deps, deadline_s: float, attempts: int) -> RunningSaga:
+    def _saga(self, choice: Choice, deps: Deps, deadline_s: float, limits: Limits) -> RunningSaga:
         sampling = self.prepared.sampling[choice.index]
         work = Work(
             request_id=RequestId(new_id("req")),
@@ -84,7 +85,12 @@ class Exchange:
             prompt=self.prepared.prompts[choice.prompt].token_ids,
             sampling=sampling,
         )
-        saga = Saga(max_tokens=sampling.max_tokens, deadline_s=deadline_s, max_attempts=attempts)
+        saga = Saga(
+            max_tokens=sampling.max_tokens,
+            deadline_s=deadline_s,
+            max_attempts=limits.attempts,
+            route_patience_s=limits.route_patience_s,
+        )
         return RunningSaga(saga, work, deps, self.outbox, choice.index, self._hub.remove)
 
     def start(self) -> None:

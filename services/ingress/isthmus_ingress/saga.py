@@ -10,7 +10,8 @@ Rules that hold whatever the order of events:
 * each party that was asked for work gets exactly one end: its own terminal event, its refusal, its death, the
   decode side's first token (for staged KV), or a Cancel. A party that accepts after it was cancelled is cancelled
   again, since the Cancel may have overtaken the work;
-* after `End` nothing is delivered, and no party is left without an end.
+* after `End` nothing is delivered, and no party is left without an end;
+* every question for a route has a generation of its own, but only one that led to a submit counts as an attempt.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from isthmus_ingress.saga_parties import Attempt, Ended, Party
+from isthmus_ingress.saga_routing import RouteWait
 from isthmus_ingress.saga_types import (
     Answered,
     AskRoute,
@@ -57,10 +59,6 @@ from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.route import Mode
 from isthmus_shared.messages.work import FinishReason, KvTicket, SequenceEvent, WorkerRef
 
-ROUTE_RETRY_S = 0.5
-"""Wait before a re-plan asks for a route again after the planner had none: one heartbeat, so that its view moves."""
-MIN_DEADLINE_S = 0.001
-"""Workers are never given less: their messages want a positive time, and our own deadline ends the request anyway."""
 MAX_EXCLUDED = 64
 """As many lives as RouteRequest carries."""
 
@@ -69,13 +67,19 @@ _OVER = (SagaState.DONE, SagaState.FAILED)
 
 @dataclass(slots=True)
 class Saga:
-    """`max_tokens` counts output over all attempts; `deadline_s` is the request's own, as a time on `now_s`'s clock."""
+    """`max_tokens` counts output over all attempts; `deadline_s` is the request's own, as a time on `now_s`'s clock.
+
+    `route_patience_s`: how long a re-plan waits for a route.
+    """
 
     max_tokens: int
     deadline_s: float
     max_attempts: int
+    route_patience_s: float
     state: SagaState = SagaState.QUEUED
     generation: Generation = field(default=Generation(0))
+    attempts: int = 0
+    """Routes that led to a submit."""
     output: list[int] = field(default_factory=list)
     excluded: list[Incarnation] = field(default_factory=list)
     error: IsthmusError | None = None
@@ -85,8 +89,11 @@ class Saga:
     _parties: dict[tuple[Generation, Role], Party] = field(default_factory=dict)
     _gone: dict[Incarnation, WorkerGone] = field(default_factory=dict)
     _last_token_at_s: float = 0.0
-    _retry_route_at_s: float | None = None
+    _wait: RouteWait = field(init=False)
     _effects: list[Effect] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._wait = RouteWait(self.route_patience_s)
 
     @property
     def over(self) -> bool:
@@ -99,7 +106,7 @@ class Saga:
             case Output():
                 self._on_output(event, now_s)
             case Begin():
-                self._ask_route()
+                self._want_route(now_s)
             case Routed():
                 self._on_routed(event, now_s)
             case RouteFailed():
@@ -121,52 +128,67 @@ class Saga:
 
     # Routing
 
+    def _want_route(self, now_s: float) -> None:
+        self._wait.begin(now_s)
+        self._ask_route()
+
     def _ask_route(self) -> None:
+        self._wait.again_at_s = None
         self.generation = Generation(self.generation + 1)
         self.state = SagaState.QUEUED
         self._attempt = None
         self._effects.append(AskRoute(self.generation, tuple(self.excluded[-MAX_EXCLUDED:])))
 
     def _on_routed(self, event: Routed, now_s: float) -> None:
-        if self.over or self.state is not SagaState.QUEUED or event.generation != self.generation:
+        if not self._asking(event.generation):
             return
         route = event.route
         prefill = route.prefill if route.mode is Mode.DISAGGREGATED else None
         if route.mode is Mode.DISAGGREGATED and prefill is None:
             self._fail(ProtocolViolation("a disaggregated route names no prefill worker"), "replanned")
             return
-        self.state = SagaState.PREFILLING
-        self._attempt = Attempt(route=route, submitted_at_s=now_s, offset=len(self.output), parties={})
         for worker in (prefill, route.decode):
             if worker is not None and worker.incarnation in self._gone:
-                why = self._gone[worker.incarnation].why
-                self._fail_attempt(PartyLost("the route names a lost worker", why=why), worker.incarnation, now_s)
+                self._on_lost_route(worker, now_s)
                 return
+        self.state = SagaState.PREFILLING
+        self.attempts += 1
+        self._attempt = Attempt(route=route, submitted_at_s=now_s, offset=len(self.output), parties={})
         # One worker in both roles is an aggregated request: it would only send itself its own KV.
         if prefill is not None and prefill.incarnation != route.decode.incarnation:
             self._submit(Role.PREFILL, prefill, None, now_s)
         else:
             self._submit(Role.DECODE, route.decode, None, now_s)
 
+    def _on_lost_route(self, worker: WorkerRef, now_s: float) -> None:
+        """The planner does not know yet what we know: say so, and once it has been told, give it time."""
+        if worker.incarnation in self.excluded:
+            why = self._gone[worker.incarnation].why
+            self._no_route(PartyLost("the route names a lost worker", why=why), now_s)
+        else:
+            self.excluded.append(worker.incarnation)
+            self._ask_route()
+
     def _submit(self, role: Role, worker: WorkerRef, ticket: KvTicket | None, now_s: float) -> None:
         assert self._attempt is not None
-        limits = self._attempt.route.deadlines
         party = Party(role, worker, self.generation)
         self._attempt.parties[role] = self._parties[self.generation, role] = party
-        left_s = max(self.deadline_s - now_s, MIN_DEADLINE_S)
-        deadline_s = min(max(limits.ttft_s, limits.transfer_s), left_s)
+        deadline_s = self._attempt.worker_deadline_s(self.deadline_s - now_s)
         output = tuple(self.output[: self._attempt.offset])
         self._effects.append(Submit(role, worker, self.generation, output, ticket, deadline_s))
 
     def _on_route_failed(self, event: RouteFailed, now_s: float) -> None:
-        if self.over or self.state is not SagaState.QUEUED or event.generation != self.generation:
-            return
-        first = self.generation == 1
-        if first or event.error.retry is Retry.NEVER or self.generation >= self.max_attempts:
-            self._fail(event.error, "replanned")
-            return
-        self.error = event.error
-        self._retry_route_at_s = now_s + ROUTE_RETRY_S
+        if self._asking(event.generation):
+            self._no_route(event.error, now_s)
+
+    def _asking(self, generation: Generation) -> bool:
+        """Whether that question for a route is the one whose answer is waited for."""
+        return self.state is SagaState.QUEUED and generation == self.generation and self._wait.again_at_s is None
+
+    def _no_route(self, error: IsthmusError, now_s: float) -> None:
+        self.error = error
+        if not self._wait.refused(error, first=self.attempts == 0, now_s=now_s):
+            self._fail(error, "replanned")
 
     # Replies
 
@@ -272,12 +294,7 @@ class Saga:
                 was_handed_off, party.ended = party.handed_off, Ended.TERMINAL
                 if was_handed_off:
                     return  # decode will say whether it got everything
-                error: IsthmusError
-                if seq.finish is FinishReason.CANCELLED or seq.fault is None:
-                    error = PartyLost(f"worker {party.worker.worker_id} ended the request unasked")
-                else:
-                    error = seq.fault.to_error()
-                self._fail_attempt(error, party.worker.incarnation, now_s)
+                self._fail_attempt(party.why_ended(seq), party.worker.incarnation, now_s)
 
     # Faults, time and the end
 
@@ -305,8 +322,7 @@ class Saga:
             return
         if now_s >= self.deadline_s:
             self._fail(DeadlineExceeded("the request's time is over", todo="ask for fewer tokens"), "deadline")
-        elif self._retry_route_at_s is not None:
-            self._retry_route_at_s = None
+        elif self._wait.again_at_s is not None:
             self._ask_route()
         elif (attempt := self._attempt) is not None:
             error, exclude = attempt.overdue()
@@ -315,8 +331,8 @@ class Saga:
     def _next_wake_s(self) -> float:
         if self.over:
             return float("inf")
-        if self._retry_route_at_s is not None:
-            return min(self._retry_route_at_s, self.deadline_s)
+        if self._wait.again_at_s is not None:
+            return min(self._wait.again_at_s, self.deadline_s)
         if self._attempt is None:
             return self.deadline_s
         return min(self._attempt.due_s(self._last_token_at_s), self.deadline_s)
@@ -326,7 +342,7 @@ class Saga:
             self.excluded.append(exclude)
         if isinstance(error, Cancelled):  # a worker's word for "I am stopping": nobody here asked for it
             error = PartyLost("a worker ended the request unasked", why=error.text)
-        if error.retry is Retry.NEVER or self.generation >= self.max_attempts:
+        if error.retry is Retry.NEVER or self.attempts >= self.max_attempts:
             self._fail(error, "replanned")
             return
         if now_s >= self.deadline_s:
@@ -337,7 +353,7 @@ class Saga:
         if len(self.output) >= self.max_tokens:
             self._done(FinishReason.LENGTH)
             return
-        self._ask_route()
+        self._want_route(now_s)
         self._effects.append(Replanned(self.generation, error))
 
     def _done(self, finish: FinishReason) -> None:
@@ -357,14 +373,14 @@ class Saga:
                     party.ended, party.reason = Ended.CANCELLED, reason
                     self._effects.append(SendCancel(party.worker, party.generation, reason))
         self._attempt = None
-        self._retry_route_at_s = None
+        self._wait.again_at_s = None
 
     def _current(self, party: Party) -> bool:
         return self._attempt is not None and not self.over and self._attempt.parties.get(party.role) is party
 
     def check_invariants(self) -> None:
         assert len(self.output) <= self.max_tokens
-        assert self.generation <= self.max_attempts
+        assert self.attempts <= min(self.generation, self.max_attempts)
         live = [p for p in self._parties.values() if p.ended is None]
         assert all(self._current(p) for p in live), "a party of an older attempt has no end"
         if self.over:

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from isthmus_ingress.saga_types import CancelReason
-from isthmus_shared.errors import DeadlineExceeded, IsthmusError
+from isthmus_shared.errors import DeadlineExceeded, IsthmusError, PartyLost
 from isthmus_shared.ids import Generation, Incarnation
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.route import Route
-from isthmus_shared.messages.work import KvTicket, WorkerRef
+from isthmus_shared.messages.work import FinishReason, KvTicket, SequenceEvent, WorkerRef
+
+MIN_DEADLINE_S = 0.001
+"""Workers are never given less: their messages want a positive time, and our own deadline ends the request anyway."""
 
 
 class Ended(Enum):
@@ -35,6 +38,12 @@ class Party:
     ended: Ended | None = None
     reason: CancelReason = "finished"
 
+    def why_ended(self, seq: SequenceEvent) -> IsthmusError:
+        """What its own terminal event says, when that is neither STOP nor LENGTH."""
+        if seq.finish is FinishReason.CANCELLED or seq.fault is None:
+            return PartyLost(f"worker {self.worker.worker_id} ended the request unasked")
+        return seq.fault.to_error()
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -47,6 +56,11 @@ class Attempt:
     first_token_at_s: float | None = None
     decode_accepted: bool = False
     start_sent: bool = False
+
+    def worker_deadline_s(self, left_s: float) -> float:
+        """What a worker is given for its part, of the time that the request has left."""
+        limits = self.route.deadlines
+        return min(max(limits.ttft_s, limits.transfer_s), max(left_s, MIN_DEADLINE_S))
 
     def due_s(self, last_token_at_s: float) -> float:
         """When the next token must be here, by the route's deadlines."""

@@ -69,7 +69,7 @@ class Ingress:
     def _frontend(self, preparer: Preparer, work: asyncio.TaskGroup) -> Frontend:
         config, runtime = self.config, self.runtime
         deps = Deps(runtime.bus, self.events_subject, work, runtime.metrics, runtime.log)
-        limits = Limits(config.request_timeout_s, config.attempts, config.max_in_flight)
+        limits = Limits(config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight)
         return Frontend(preparer, self._hub, deps, limits, lambda: not runtime.stopping.is_set())
 
     async def _http(self, frontend: Frontend) -> None:

@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from isthmus_ingress.service import Ingress
+from isthmus_shared.bus.memory import MemoryBroker
 from isthmus_shared.errors import NoCapacity
 from isthmus_shared.messages.route import Deadlines
 from isthmus_testing.fake_cluster import FakeCluster, say
-from isthmus_testing.ingress import ingress_stack
+from isthmus_testing.ingress import ingress_stack, running_ingress
 from isthmus_testing.waiting import eventually
 
 CHAT = "/v1/chat/completions"
@@ -79,7 +80,8 @@ async def test_a_worker_that_falls_silent_is_left_within_its_beats(folder: Path)
 
 
 async def test_when_all_attempts_fail_the_last_error_is_a_status(folder: Path) -> None:
-    async with ingress_stack(folder, TEXT, names=("p1", "d1", "a1")) as (ingress, cluster, _):
+    stack = ingress_stack(folder, TEXT, names=("p1", "d1", "a1"), settings={"route_patience_s": 0})
+    async with stack as (ingress, cluster, _):
         for worker in cluster.workers.values():
             worker.faults.refuse = NoCapacity("full", retry_after_s=7)
         response = await ask(ingress, stream=True)
@@ -88,6 +90,32 @@ async def test_when_all_attempts_fail_the_last_error_is_a_status(folder: Path) -
         assert response.headers["retry-after"] in ("2", "7")
         page = ingress.runtime.metrics.exposition().decode()
         assert 'isthmus_requests_total{endpoint="chat",outcome="no_capacity"} 1.0' in page
+
+
+async def test_the_only_decode_worker_may_die_and_be_started_again(folder: Path) -> None:
+    async with (
+        ingress_stack(folder, TEXT, settings={"attempts": 2}) as (ingress, cluster, _),
+        asyncio.TaskGroup() as new,
+    ):
+        cluster.workers["d1"].faults.die_after = 3
+        asking = asyncio.ensure_future(ask(ingress))
+        await eventually(lambda: len(cluster.routes) >= 4, what="patience: more questions than attempts")
+        assert not asking.done()
+        again = await cluster.add_worker(new, "d1")
+        assert text_of(await asking) == TEXT
+        again.cancel()
+
+
+async def test_without_a_planner_a_new_request_is_told_soon_to_come_back(folder: Path) -> None:
+    broker = MemoryBroker()
+    fake = FakeCluster(broker.client("cluster"))
+    async with fake.running(planner=False), running_ingress(broker.client("ingress"), folder) as ingress:
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
+        response = await ask(ingress)
+        assert loop.time() - asked_s < 3
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json()["error"]["code"] == "no_responders"
 
 
 async def leave(ingress: Ingress, cluster: FakeCluster, body: dict[str, Any], *, after: bytes | None) -> float:

@@ -6,13 +6,14 @@ What they hold is kept by name, so that a test can say that nothing was left; fa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus_shared.bus.port import Bus, BusMessage
-from isthmus_shared.errors import Fault, IsthmusError, NoCapacity, StaleParty
+from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError, NoCapacity, StaleParty
 from isthmus_shared.ids import Generation, Incarnation, NodeId, RequestId, WorkerId, new_incarnation
 from isthmus_shared.kv.manifest import GroupKind, KvDtype, KvGroup, KvManifest
 from isthmus_shared.messages import subjects
@@ -123,7 +124,8 @@ class FakeWorker:
 
     async def _beat(self) -> None:
         while True:
-            await self._bus.publish(subjects.HEARTBEAT_WORKER, self.heartbeat().encode())
+            with contextlib.suppress(BusDisconnected):  # nobody hears it, as in life
+                await self._bus.publish(subjects.HEARTBEAT_WORKER, self.heartbeat().encode())
             await asyncio.sleep(self.cluster.beat_s)
 
     def heartbeat(self) -> WorkerHeartbeat:

@@ -337,7 +337,9 @@ class SimIngress(Service):
             await hub.ready.wait()
             async with asyncio.TaskGroup() as work:
                 deps = Deps(bus, subject, work, runtime.metrics, runtime.log)
-                limits = Limits(config.request_timeout_s, config.attempts, config.max_in_flight)
+                limits = Limits(
+                    config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight
+                )
                 text = Preparer(ModelText(byte_tokenizer(), None), self._executor)
                 self.frontend = Frontend(text, hub, deps, limits, lambda: True)
                 self.hub, self.runtime = hub, runtime

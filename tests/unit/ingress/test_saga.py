@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus_ingress.saga import ROUTE_RETRY_S, Saga
+from isthmus_ingress.saga import Saga
+from isthmus_ingress.saga_routing import ROUTE_RETRY_S
 from isthmus_ingress.saga_types import (
     Answered,
     AskRoute,
@@ -27,12 +28,22 @@ from isthmus_ingress.saga_types import (
     Tick,
     WorkerGone,
 )
-from isthmus_shared.errors import DeadlineExceeded, Fault, IsthmusError, NoCapacity, NoResponders, Unavailable
+from isthmus_shared.errors import (
+    BusDisconnected,
+    DeadlineExceeded,
+    Fault,
+    IsthmusError,
+    ModelNotFound,
+    NoCapacity,
+    NoResponders,
+    Unavailable,
+)
 from isthmus_shared.ids import Generation, Incarnation, RequestId
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.work import FinishReason, SequenceEvent
 from isthmus_testing.saga_world import LIMITS, TICKET, make_route, token_at, worker
 
+PATIENCE_S = 4.0
 P1, D1, D2 = (Incarnation(f"life-{name}") for name in ("p1", "d1", "d2"))
 
 
@@ -40,7 +51,9 @@ class Play:
     """A saga fed by hand at literal times; `effects` are those of the last event."""
 
     def __init__(self, *, max_tokens: int = 10, attempts: int = 3, deadline_s: float = 100.0) -> None:
-        self.saga = Saga(max_tokens=max_tokens, deadline_s=deadline_s, max_attempts=attempts)
+        self.saga = Saga(
+            max_tokens=max_tokens, deadline_s=deadline_s, max_attempts=attempts, route_patience_s=PATIENCE_S
+        )
         self.now_s = 0.0
         self.effects: list[Effect] = []
         self.tokens: list[int] = []
@@ -195,8 +208,17 @@ def test_a_decode_worker_that_dies_before_it_was_asked_is_not_asked() -> None:
 def test_a_route_over_a_worker_known_to_be_lost_is_not_taken() -> None:
     play = Play().decoding()
     play.feed(WorkerGone(D1, "killed"))
-    play.feed(Routed(Generation(2), make_route(1)))
-    assert play.kinds() == [AskRoute, Replanned]
+    assert play.feed(Routed(Generation(2), make_route(1))) == [], "the planner was told, and gets time to see it"
+    play.feed(Tick(), at_s=ROUTE_RETRY_S)
+    assert play.effects == [AskRoute(Generation(3), (D1,))]
+
+
+def test_the_planner_is_told_at_once_of_a_loss_that_it_does_not_know_of() -> None:
+    play = Play()
+    play.feed(Begin())
+    play.feed(WorkerGone(D1, "killed"))
+    play.feed(Routed(Generation(1), make_route(1)))
+    assert play.effects == [AskRoute(Generation(2), (D1,))]
 
 
 def test_a_duplicate_is_dropped_and_an_overlap_gives_only_what_is_new() -> None:
@@ -283,17 +305,58 @@ def test_the_last_attempts_error_is_the_clients() -> None:
     assert isinstance(play.error(), NoCapacity)
 
 
-def test_no_route_at_first_fails_at_once_and_later_is_asked_again() -> None:
-    first = Play()
-    first.feed(Begin())
-    first.feed(RouteFailed(Generation(1), Unavailable("nobody")))
-    assert isinstance(first.error(), Unavailable)
-    later = Play().decoding()
-    later.feed(WorkerGone(D1, "killed"))
-    assert later.feed(RouteFailed(Generation(2), Unavailable("nobody"))) == []
-    assert later.saga.wake_at_s == ROUTE_RETRY_S
-    later.feed(Tick(), at_s=ROUTE_RETRY_S)
-    assert later.effects == [AskRoute(Generation(3), (D1,))]
+NO_ROUTES = [Unavailable("x"), NoCapacity("x"), NoResponders("x"), BusDisconnected("x"), DeadlineExceeded("x")]
+
+
+@pytest.mark.parametrize("error", NO_ROUTES)
+def test_a_first_route_is_asked_for_twice(error: IsthmusError) -> None:
+    play = Play()
+    play.feed(Begin())
+    assert play.feed(RouteFailed(Generation(1), error)) == []
+    play.feed(Tick(), at_s=ROUTE_RETRY_S)
+    assert play.effects == [AskRoute(Generation(2), ())]
+    play.feed(RouteFailed(Generation(2), error))
+    assert play.error() is error
+
+
+@pytest.mark.parametrize("error", NO_ROUTES)
+def test_a_replan_waits_for_a_route_and_no_attempt_is_lost_by_that(error: IsthmusError) -> None:
+    play = Play(attempts=2).decoding()
+    play.feed(WorkerGone(D1, "killed"), at_s=1.0)
+    generation = Generation(2)
+    while play.now_s < 1.0 + PATIENCE_S - ROUTE_RETRY_S:
+        assert play.feed(RouteFailed(generation, error)) == []
+        generation = Generation(generation + 1)
+        play.feed(Tick(), at_s=play.now_s + ROUTE_RETRY_S)
+        assert play.effects == [AskRoute(generation, (D1,))], "each question is fenced from the last"
+    assert generation > 5
+    play.feed(Routed(generation, make_route(2, aggregated=True)))
+    play.token(D2, 3, count=7, generation=generation, finish=FinishReason.LENGTH)
+    assert play.tokens == [token_at(i) for i in range(10)]
+
+
+def test_a_replan_waits_no_longer_than_its_patience() -> None:
+    play = Play().decoding()
+    play.feed(WorkerGone(D1, "killed"), at_s=1.0)
+    assert play.feed(RouteFailed(Generation(2), Unavailable("nobody"))) == []
+    play.feed(Tick(), at_s=1.0 + PATIENCE_S)
+    play.feed(RouteFailed(Generation(3), Unavailable("nobody")))
+    assert isinstance(play.error(), Unavailable)
+
+
+def test_a_route_that_can_never_be_is_not_asked_for_again() -> None:
+    play = Play().decoding()
+    play.feed(WorkerGone(D1, "killed"))
+    play.feed(RouteFailed(Generation(2), ModelNotFound("gone")))
+    assert isinstance(play.error(), ModelNotFound)
+
+
+def test_a_late_answer_to_an_earlier_question_is_not_taken() -> None:
+    play = Play().decoding()
+    play.feed(WorkerGone(D1, "killed"))
+    play.feed(RouteFailed(Generation(2), DeadlineExceeded("late")))
+    play.feed(Tick(), at_s=ROUTE_RETRY_S)
+    assert play.feed(Routed(Generation(2), make_route(2))) == []
 
 
 @pytest.mark.parametrize(("event", "reason"), [(ClientGone(), "client_gone"), (StopFound(), "finished")])

@@ -2,7 +2,8 @@
 
 The world's workers hold a request from the moment that they take a submit up until they end it, refuse it, die, are
 cancelled, or (prefill, after its hand-over) decode has shown that it has the KV. Whatever the order: tokens reach the
-client once and in order, the saga ends, and then nobody holds anything.
+client once and in order, the saga ends, and then nobody holds anything. Only submits use up attempts, and nobody
+waits for a route beyond the saga's patience.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from isthmus_shared.errors import (
     IsthmusError,
     NoCapacity,
     NoResponders,
+    Retry,
     StaleParty,
     Unavailable,
 )
@@ -51,6 +53,8 @@ from isthmus_testing.saga_world import LIMITS, TICKET, make_route, token_at
 
 DEADLINE_S = 60.0
 ATTEMPTS = 3
+PATIENCE_S = 5.0
+FIRST_TRIES = 2
 
 
 @dataclass
@@ -79,8 +83,13 @@ class AnyOrder(RuleBasedStateMachine):
     def begin(self, max_tokens: int, lives: int) -> None:
         self.now_s = 0.0
         self.max_tokens = max_tokens
-        self.saga = Saga(max_tokens=max_tokens, deadline_s=DEADLINE_S, max_attempts=ATTEMPTS)
+        self.saga = Saga(
+            max_tokens=max_tokens, deadline_s=DEADLINE_S, max_attempts=ATTEMPTS, route_patience_s=PATIENCE_S
+        )
         self.routes: list[AskRoute] = []
+        self.asked = Generation(0)  # for a route, last
+        self.wanted_since_s = 0.0
+        self.refusals = 0  # since then
         self.parties: dict[tuple[int, Role], Party] = {}
         self.starts: list[Start] = []
         self.delivered: list[int] = []
@@ -96,10 +105,16 @@ class AnyOrder(RuleBasedStateMachine):
         assert not self.ends or isinstance(effect, SendCancel), f"{effect} after the end"
         match effect:
             case AskRoute():
-                self.routes.append(effect)
+                assert effect.generation > self.asked
+                if any(generation == self.asked for generation, _ in self.parties):  # an attempt has failed
+                    self.wanted_since_s, self.refusals = self.now_s, 0
+                self.asked = effect.generation
+                self.routes = [effect]  # whoever was asked before is no longer listened to
             case Submit():
                 key = (effect.generation, effect.role)
                 assert key not in self.parties, "one submit for each role and attempt"
+                assert effect.generation == self.asked
+                assert len({generation for generation, _ in self.parties} | {effect.generation}) <= ATTEMPTS
                 assert list(effect.output) == [token_at(i) for i in range(len(effect.output))]
                 self.parties[key] = Party(effect, len(effect.output) + (effect.ticket is not None))
             case Start():
@@ -169,10 +184,19 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.routes)
     @rule(error=st.sampled_from([NoResponders("x"), Unavailable("x"), DeadlineExceeded("x"), InvalidRequest("x")]))
     def no_route(self, error: IsthmusError) -> None:
-        if len(self.delivered) % 2:
-            self.feed(RouteFailed(self.routes.pop().generation, error))
+        if error.retry is not Retry.NEVER or len(self.delivered) % 2:
+            self.refuse_route(error)
 
-    @rule(generation=st.integers(1, 3))
+    def refuse_route(self, error: IsthmusError) -> None:
+        was_over, self.refusals = self.saga.over, self.refusals + 1
+        self.feed(RouteFailed(self.routes.pop().generation, error))
+        if self.parties:
+            patient = self.now_s < self.wanted_since_s + PATIENCE_S
+        else:
+            patient = self.refusals < FIRST_TRIES
+        assert self.saga.over == (was_over or error.retry is Retry.NEVER or not patient)
+
+    @rule(generation=st.integers(1, 6))
     def stray_route(self, generation: int) -> None:
         if not any(ask.generation == generation for ask in self.routes):
             self.feed(Routed(Generation(generation), make_route(99, aggregated=True)))
@@ -321,8 +345,11 @@ class AnyOrder(RuleBasedStateMachine):
             return
         while not self.saga.over:
             assert self.saga.wake_at_s <= DEADLINE_S
-            self.now_s = max(self.now_s, self.saga.wake_at_s)
-            self.feed(Tick())
+            if self.routes:
+                self.refuse_route(Unavailable("the planner has none any more"))
+            else:
+                self.now_s = max(self.now_s, self.saga.wake_at_s)
+                self.feed(Tick())
         for party in list(self.parties.values()):  # what was under way arrives after the end
             if not party.arrived:
                 party.arrived = party.holding = True
