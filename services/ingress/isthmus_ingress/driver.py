@@ -9,6 +9,7 @@ from typing import assert_never
 
 from structlog.typing import FilteringBoundLogger
 
+from isthmus_ingress.cancels import Cancels
 from isthmus_ingress.outbox import Outbox
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import (
@@ -51,9 +52,6 @@ ROUTE_TIMEOUT_S = 1.0
 no planner."""
 WORKER_TIMEOUT_S = 5.0
 """For a submit or a start to be answered: workers answer at once, before they compute anything."""
-CANCEL_TIMEOUT_S = 2.0
-CANCEL_TRIES = 2
-"""A Cancel is idempotent. What two tries can't reach is behind a dead link, and the workers' leases end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,7 @@ class Deps:
     events_subject: str
     tasks: asyncio.TaskGroup
     """Outlives any one request: a Cancel goes on when its client has long left."""
+    cancels: Cancels
     metrics: Metrics
     log: FilteringBoundLogger
 
@@ -217,20 +216,5 @@ class RunningSaga:
             generation=effect.generation,
             incarnation=effect.worker.incarnation,
             reason=effect.reason,
-        ).encode()
-        subject = subjects.worker_cancel(effect.worker.worker_id)
-        for attempt in range(1, CANCEL_TRIES + 1):
-            try:
-                answer = await self._deps.bus.request(subject, message, timeout_s=CANCEL_TIMEOUT_S)
-                Ack.decode(answer.data)
-                return
-            except IsthmusError as error:
-                self._deps.log.info(
-                    "cancel.unanswered",
-                    request_id=self.work.request_id,
-                    worker_id=effect.worker.worker_id,
-                    attempt=attempt,
-                    code=error.code,
-                )
-                if error.code == "no_responders":
-                    return  # nobody is there to hold anything
+        )
+        await self._deps.cancels.send(effect.worker.worker_id, message)

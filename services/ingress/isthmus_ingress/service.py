@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
+from isthmus_ingress.cancels import Cancels
 from isthmus_ingress.config import IngressConfig
 from isthmus_ingress.driver import Deps
 from isthmus_ingress.exchange import Limits
@@ -37,7 +38,8 @@ class Ingress:
         self.server: ApiServer | None = None
         self.events_subject = subjects.ingress_events(IngressId(self.config.id), runtime.incarnation)
         self._serve_http = serve_http
-        self._hub = Hub(runtime.bus, self.events_subject, self.roster, runtime.metrics, runtime.log)
+        self.hub = Hub(runtime.bus, self.events_subject, self.roster, runtime.metrics, runtime.log)
+        self._cancels = Cancels(runtime.bus, runtime.log)
         runtime.add_readiness("workers", self._workers_problem)
 
     async def run(self) -> None:
@@ -45,8 +47,8 @@ class Ingress:
         with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
             text = load_model_text(self.config.model)
             async with asyncio.TaskGroup() as service:
-                background = [service.create_task(self._hub.run(), name="hub")]
-                await self._hub.ready.wait()
+                background = [service.create_task(self.hub.run(), name="hub")]
+                await self.hub.ready.wait()
                 async with asyncio.TaskGroup() as work:
                     frontend = self._frontend(Preparer(text, executor), work)
                     door = NatsDoor(
@@ -68,9 +70,9 @@ class Ingress:
 
     def _frontend(self, preparer: Preparer, work: asyncio.TaskGroup) -> Frontend:
         config, runtime = self.config, self.runtime
-        deps = Deps(runtime.bus, self.events_subject, work, runtime.metrics, runtime.log)
+        deps = Deps(runtime.bus, self.events_subject, work, self._cancels, runtime.metrics, runtime.log)
         limits = Limits(config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight)
-        return Frontend(preparer, self._hub, deps, limits, lambda: not runtime.stopping.is_set())
+        return Frontend(preparer, self.hub, deps, limits, lambda: not runtime.stopping.is_set())
 
     async def _http(self, frontend: Frontend) -> None:
         config = self.config
@@ -91,6 +93,7 @@ class Ingress:
             self.server.stop()
             await serving
         await frontend.idle.wait()
+        self._cancels.close()
 
     def _heartbeat(self) -> IngressHeartbeat:
         return IngressHeartbeat(
@@ -100,7 +103,7 @@ class Ingress:
             http_address=self.address,
             ingress_id=IngressId(self.config.id),
             events_subject=self.events_subject,
-            requests_in_flight=self._hub.running,
+            requests_in_flight=self.hub.running,
         )
 
     def _workers_problem(self) -> str | None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from isthmus_ingress.service import Ingress
-from isthmus_shared.bus.memory import MemoryBroker
+from isthmus_shared.bus.memory import MemoryBroker, MemoryBus
 from isthmus_shared.errors import NoCapacity
 from isthmus_shared.messages.route import Deadlines
 from isthmus_testing.fake_cluster import FakeCluster, say
@@ -207,6 +207,49 @@ async def test_what_has_begun_ends_before_the_ingress_does(folder: Path) -> None
         await eventually(lambda: ingress.runtime.state.value == "draining")
         cluster.gate.set()
         assert text_of(await asking) == TEXT
+
+
+async def test_a_cancel_outlives_an_outage_of_the_bus(folder: Path) -> None:
+    async with ingress_stack(folder, "", tokens=say("x", eos=None), step_s=0.01) as (ingress, cluster, _):
+        bus = ingress.runtime.bus
+        assert isinstance(bus, MemoryBus)
+        asking = asyncio.ensure_future(ask(ingress))
+        await eventually(lambda: "d1" in cluster.held)
+        bus.disconnect()
+        asking.cancel()
+        await eventually(lambda: not ingress.hub.running, what="the client has left")
+        assert not cluster.workers["d1"].cancels
+        bus.reconnect()
+        await eventually(lambda: not cluster.held, timeout_s=2)
+        assert [cancel.reason for cancel in cluster.workers["d1"].cancels] == ["client_gone"]
+
+
+async def test_a_cancel_waits_for_a_worker_that_comes_back_to_the_bus_later(folder: Path) -> None:
+    broker = MemoryBroker()
+    workers = broker.client("cluster")
+    fake = FakeCluster(workers, script=say("x", eos=None), step_s=0.01)
+    async with fake.running(), running_ingress(broker.client("ingress"), folder) as ingress:
+        asking = asyncio.ensure_future(ask(ingress))
+        await eventually(lambda: "d1" in fake.held)
+        workers.disconnect()
+        asking.cancel()
+        await eventually(lambda: not ingress.hub.running, what="the client has left")
+        workers.reconnect()
+        await eventually(lambda: not fake.held, timeout_s=2)
+
+
+async def test_an_ingress_that_ends_waits_for_no_bus(folder: Path) -> None:
+    async with asyncio.timeout(5):
+        async with ingress_stack(folder, "", tokens=say("x", eos=None), step_s=0.01) as (ingress, cluster, _):
+            bus = ingress.runtime.bus
+            assert isinstance(bus, MemoryBus)
+            asking = asyncio.ensure_future(ask(ingress))
+            await eventually(lambda: "d1" in cluster.held)
+            bus.disconnect()
+            asking.cancel()
+            await eventually(lambda: not ingress.hub.running)
+            for worker in cluster.workers.values():
+                await worker.die(tell=False)  # what they hold ends with their leases
 
 
 async def test_the_bus_out_of_reach_is_a_503(folder: Path) -> None:

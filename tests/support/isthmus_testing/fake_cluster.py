@@ -240,7 +240,8 @@ class FakeWorker:
         )
         data = StepEvents(worker=self.ref, events=(event,)).encode()
         for _ in range(2 if self.faults.duplicate else 1):
-            await self._bus.publish(work.events_subject, data)
+            with contextlib.suppress(BusDisconnected):
+                await self._bus.publish(work.events_subject, data)
 
 
 def _logprobs(tokens: tuple[int, ...], sampling: SamplingParams) -> tuple[TokenLogprob, ...] | None:

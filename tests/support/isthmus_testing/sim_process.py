@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from isthmus_decode.role import DecodeRole
+from isthmus_ingress.cancels import Cancels
 from isthmus_ingress.config import IngressConfig
 from isthmus_ingress.driver import Deps
 from isthmus_ingress.exchange import Limits
@@ -336,7 +337,8 @@ class SimIngress(Service):
             background = [service.create_task(hub.run())]
             await hub.ready.wait()
             async with asyncio.TaskGroup() as work:
-                deps = Deps(bus, subject, work, runtime.metrics, runtime.log)
+                cancels = Cancels(bus, runtime.log)
+                deps = Deps(bus, subject, work, cancels, runtime.metrics, runtime.log)
                 limits = Limits(
                     config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight
                 )
@@ -347,6 +349,7 @@ class SimIngress(Service):
                 runtime.set_state(ProcessState.READY)
                 await runtime.stopping.wait()
                 await self.frontend.idle.wait()
+                cancels.close()
             for task in background:
                 task.cancel()
 
