@@ -130,6 +130,7 @@ class MemoryBus:
         self._up = asyncio.Event()
         self._up.set()
         self._closed = False
+        self._outages = 0
         self._interests: list[_Interest] = []
         self._waiting: dict[asyncio.Future[BusMessage], None] = {}  # no set: its order would differ from run to run
 
@@ -141,6 +142,10 @@ class MemoryBus:
     def connected(self) -> bool:
         return self._up.is_set() and not self._closed
 
+    @property
+    def outages(self) -> int:
+        return self._outages
+
     async def wait_connected(self) -> None:
         await self._up.wait()
         self._check_connected()
@@ -150,6 +155,7 @@ class MemoryBus:
 
     def disconnect(self) -> None:
         """As if the network to the broker were cut: waiting requests fail at once, messages pass it by."""
+        self._outages += self._up.is_set()
         self._up.clear()
         self._fail_waiting()
 

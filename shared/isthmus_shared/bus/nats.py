@@ -68,6 +68,7 @@ class NatsBus:
         self._up = asyncio.Event()
         self._lost = asyncio.Event()
         self._closed = False
+        self._outages = 0
         self._interests: set[_Interest] = set()
         self._waiting: set[asyncio.Future[Any]] = set()
         self._replies: dict[str, asyncio.Future[BusMessage]] = {}
@@ -109,6 +110,10 @@ class NatsBus:
     @property
     def connected(self) -> bool:
         return not self._closed and self._up.is_set() and self._client.is_connected
+
+    @property
+    def outages(self) -> int:
+        return self._outages
 
     async def wait_connected(self) -> None:
         while not self.connected:
@@ -288,6 +293,7 @@ class NatsBus:
         self._log.log(level, "bus.error", error=type(error).__name__, why=str(error))
 
     async def _on_disconnected(self) -> None:
+        self._outages += 1
         self._up.clear()
         self._fail_waiting()
         if not self._closed:
@@ -301,6 +307,7 @@ class NatsBus:
         if self._closed:
             self._up.set()
             return
+        self._outages += 1
         self._up.clear()
         self._fail_waiting()
         self._lost.set()

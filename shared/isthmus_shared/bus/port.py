@@ -49,6 +49,11 @@ class Bus(Protocol):
     @property
     def connected(self) -> bool: ...
 
+    @property
+    def outages(self) -> int:
+        """How often the bus has gone out of reach so far: when it has grown, messages may have been missed."""
+        ...
+
     async def wait_connected(self) -> None:
         """Until the bus is within reach; at once when it is. `BusDisconnected` once this client is closed."""
         ...

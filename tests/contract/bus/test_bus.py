@@ -244,6 +244,18 @@ async def test_an_outage_fails_everything_at_once_with_a_type(net: Net) -> None:
                 pass
 
 
+async def test_an_outage_is_counted_even_when_nobody_looked(net: Net) -> None:
+    async with asyncio.timeout(20):
+        bus = await net.client("bus")
+        assert bus.outages == 0
+        await net.outage()
+        await net.recovery()
+        await eventually(lambda: bus.connected and bus.outages > 0)
+        seen = bus.outages
+        await bus.publish("a", b"")
+        assert bus.outages == seen
+
+
 async def test_after_an_outage_subscriptions_are_alive_again(net: Net) -> None:
     server, client = await net.client("server"), await net.client("client")
     async with echo(server, "echo"), client.subscribe("plain") as plain:
