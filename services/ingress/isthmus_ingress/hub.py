@@ -8,7 +8,7 @@ from structlog.typing import FilteringBoundLogger
 
 from isthmus_ingress.driver import RunningSaga
 from isthmus_ingress.roster import Roster
-from isthmus_ingress.saga_types import Output, WorkerGone
+from isthmus_ingress.saga_types import BusBack, Event, Output, WorkerGone
 from isthmus_shared.bus.port import Bus, Subscription
 from isthmus_shared.errors import ProtocolViolation
 from isthmus_shared.ids import RequestId
@@ -97,9 +97,14 @@ class Hub:
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         looked_s = loop.time()
+        outages = self._bus.outages
         while True:
             await asyncio.sleep(WATCH_S)
             now_s = loop.time()
+            if self._bus.outages != outages and self._bus.connected:
+                outages = self._bus.outages
+                self.roster.excuse(now_s=now_s)
+                self._tell(BusBack())
             if not self._bus.connected or now_s - looked_s > 2 * WATCH_S:
                 # Without the bus, or when this process itself was held up, silence is ours and not theirs.
                 self.roster.excuse(now_s=now_s)
@@ -109,8 +114,11 @@ class Hub:
 
     def tell_gone(self, gone: WorkerGone) -> None:
         self._log.warning("worker.gone", worker_incarnation=gone.incarnation, why=gone.why, certain=gone.certain)
+        self._tell(gone)
+
+    def _tell(self, event: Event) -> None:
         for saga in list(self._sagas.values()):
-            saga.feed(gone)
+            saga.feed(event)
 
     def _malformed(self, subject: str, error: ProtocolViolation) -> None:
         self._metrics.bus_malformed.labels("ingress").inc()

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from isthmus_ingress.saga_parties import Attempt, Ended, Party
+from isthmus_ingress.saga_parties import RESYNC_S, Attempt, Ended, Party
 from isthmus_ingress.saga_routing import RouteWait
 from isthmus_ingress.saga_types import (
     Answered,
     AskRoute,
     Begin,
+    BusBack,
     Call,
     CancelReason,
     ClientGone,
@@ -115,6 +116,9 @@ class Saga:
                 self._on_answered(event, now_s)
             case WorkerGone():
                 self._on_worker_gone(event, now_s)
+            case BusBack():
+                if self._attempt is not None:
+                    self._attempt.resync_by_s = now_s + RESYNC_S
             case Tick():
                 self._on_tick(now_s)
             case StopFound():
@@ -248,6 +252,7 @@ class Saga:
         party = next((p for p in attempt.parties.values() if p.worker.incarnation == event.incarnation), None)
         if party is None or party.ended is not None:
             return
+        attempt.resync_by_s = None
         known = len(self.output) - seq.output_index  # tokens of this event that we have already, if ≥ 0
         counted = bool(seq.token_ids) or seq.finish in (None, FinishReason.STOP, FinishReason.LENGTH)
         if counted and known < 0:
@@ -325,7 +330,7 @@ class Saga:
         elif self._wait.again_at_s is not None:
             self._ask_route()
         elif (attempt := self._attempt) is not None:
-            error, exclude = attempt.overdue()
+            error, exclude = attempt.overdue(now_s)
             self._fail_attempt(error, exclude, now_s)
 
     def _next_wake_s(self) -> float:

@@ -45,6 +45,11 @@ class Party:
         return seq.fault.to_error()
 
 
+RESYNC_S = 2.0
+"""From the bus' return until an attempt must be heard. Workers keep what they could not send and reconnect as fast as
+we do, so one that still has something to say says it within a step or two."""
+
+
 @dataclass(slots=True)
 class Attempt:
     route: Route
@@ -56,6 +61,8 @@ class Attempt:
     first_token_at_s: float | None = None
     decode_accepted: bool = False
     start_sent: bool = False
+    resync_by_s: float | None = None
+    """Set when the bus came back, until something is heard: what we wait for may have been said meanwhile."""
 
     def worker_deadline_s(self, left_s: float) -> float:
         """What a worker is given for its part, of the time that the request has left."""
@@ -64,6 +71,10 @@ class Attempt:
 
     def due_s(self, last_token_at_s: float) -> float:
         """When the next token must be here, by the route's deadlines."""
+        due_s = self._due_s(last_token_at_s)
+        return due_s if self.resync_by_s is None else min(due_s, self.resync_by_s)
+
+    def _due_s(self, last_token_at_s: float) -> float:
         limits = self.route.deadlines
         if self.first_token_at_s is None:
             return self.submitted_at_s + limits.ttft_s
@@ -71,8 +82,10 @@ class Attempt:
             return last_token_at_s + limits.stall_s
         return max(self.submitted_at_s + limits.transfer_s, last_token_at_s) + limits.stall_s
 
-    def overdue(self) -> tuple[IsthmusError, Incarnation]:
-        """What to say when it isn't, and whose life to leave out next time."""
+    def overdue(self, now_s: float) -> tuple[IsthmusError, Incarnation | None]:
+        """What to say when it isn't, and whose life to leave out next time (None: nobody is to blame)."""
+        if self.resync_by_s is not None and now_s >= self.resync_by_s:
+            return DeadlineExceeded(f"nothing was heard for {RESYNC_S:g} s after the bus came back"), None
         limits, decode = self.route.deadlines, self.route.decode.incarnation
         if self.first_token_at_s is None:
             asked = self.parties.get(Role.PREFILL)

@@ -88,11 +88,16 @@ class ClientGone:
 
 
 @dataclass(frozen=True, slots=True)
+class BusBack:
+    """The bus is in reach again. What was said to us meanwhile is lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time `wake_at_s` has come."""
 
 
-Event = Begin | Routed | RouteFailed | Answered | Output | WorkerGone | StopFound | ClientGone | Tick
+Event = Begin | Routed | RouteFailed | Answered | Output | WorkerGone | StopFound | ClientGone | BusBack | Tick
 
 
 # Effects

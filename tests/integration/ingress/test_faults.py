@@ -209,6 +209,24 @@ async def test_what_has_begun_ends_before_the_ingress_does(folder: Path) -> None
         assert text_of(await asking) == TEXT
 
 
+@pytest.mark.parametrize("first", [True, False])
+async def test_what_was_said_during_an_outage_is_found_missing_soon_after(folder: Path, first: bool) -> None:
+    """The first token, or the last ones. The deadlines of the route are 10 s; the answer is there long before."""
+    async with ingress_stack(folder, TEXT, step_s=0.02) as (ingress, cluster, _):
+        bus = ingress.runtime.bus
+        assert isinstance(bus, MemoryBus)
+        if first:
+            cluster.gate.clear()
+        asking = asyncio.ensure_future(ask(ingress))
+        await eventually(lambda: "d1" in cluster.held if first else cluster.workers["d1"].said > 1)
+        bus.disconnect()
+        cluster.gate.set()
+        await eventually(lambda: cluster.workers["p1"].said > 0 if first else not cluster.workers["d1"].held)
+        bus.reconnect()
+        async with asyncio.timeout(5):
+            assert text_of(await asking) == TEXT
+
+
 async def test_a_cancel_outlives_an_outage_of_the_bus(folder: Path) -> None:
     async with ingress_stack(folder, "", tokens=say("x", eos=None), step_s=0.01) as (ingress, cluster, _):
         bus = ingress.runtime.bus

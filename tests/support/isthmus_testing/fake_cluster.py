@@ -84,6 +84,8 @@ class FakeWorker:
         self.submits: list[Submit] = []
         self.cancels: list[Cancel] = []
         self.alive = True
+        self.said = 0
+        """Events, heard or not."""
         self._runs: dict[Held, asyncio.Task[None]] = {}
         self._started: dict[Held, asyncio.Future[int]] = {}
         self._bus = cluster.bus
@@ -239,6 +241,7 @@ class FakeWorker:
             cached_tokens=self.cluster.cached_tokens,
         )
         data = StepEvents(worker=self.ref, events=(event,)).encode()
+        self.said += 1
         for _ in range(2 if self.faults.duplicate else 1):
             with contextlib.suppress(BusDisconnected):
                 await self._bus.publish(work.events_subject, data)

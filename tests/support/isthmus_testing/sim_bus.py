@@ -69,6 +69,10 @@ class SimBus:
     def connected(self) -> bool:
         return self._inner.connected
 
+    @property
+    def outages(self) -> int:
+        return self._inner.outages
+
     async def wait_connected(self) -> None:
         await self._inner.wait_connected()
 

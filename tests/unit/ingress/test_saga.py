@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from isthmus_ingress.saga import Saga
+from isthmus_ingress.saga_parties import RESYNC_S
 from isthmus_ingress.saga_routing import ROUTE_RETRY_S
 from isthmus_ingress.saga_types import (
     Answered,
     AskRoute,
     Begin,
+    BusBack,
     Call,
     ClientGone,
     Deliver,
@@ -288,6 +290,24 @@ def test_a_stalled_stream_is_replanned_after_stall_s() -> None:
     assert play.feed(Tick(), at_s=LIMITS.stall_s - 0.01) == []
     play.feed(Tick(), at_s=LIMITS.stall_s)
     assert AskRoute(Generation(2), (D1,)) in play.effects
+
+
+def test_an_attempt_that_is_heard_once_the_bus_is_back_goes_on() -> None:
+    play = Play().crossing()
+    play.feed(BusBack(), at_s=0.5)
+    assert play.saga.wake_at_s == 0.5 + RESYNC_S
+    play.token(P1, 0, finish=FinishReason.HANDOFF)
+    assert play.saga.wake_at_s == LIMITS.transfer_s + LIMITS.stall_s
+    assert play.feed(Tick(), at_s=0.5 + RESYNC_S) == []
+
+
+def test_an_attempt_that_is_not_heard_once_the_bus_is_back_is_replanned_and_nobody_blamed() -> None:
+    play = Play().crossing()
+    play.feed(BusBack(), at_s=0.5)
+    play.feed(Tick(), at_s=0.5 + RESYNC_S)
+    assert AskRoute(Generation(2), ()) in play.effects
+    play.feed(Routed(Generation(2), make_route(2)))
+    assert play.saga.wake_at_s == play.now_s + LIMITS.ttft_s, "the next one has all the time that it needs"
 
 
 def test_the_requests_own_deadline_ends_it() -> None:

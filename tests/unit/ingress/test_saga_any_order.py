@@ -19,6 +19,7 @@ from isthmus_ingress.saga_types import (
     Answered,
     AskRoute,
     Begin,
+    BusBack,
     Call,
     ClientGone,
     Deliver,
@@ -322,6 +323,10 @@ class AnyOrder(RuleBasedStateMachine):
     def tick(self, step_s: float) -> None:
         self.now_s += step_s
         self.feed(Tick())
+
+    @rule()
+    def the_bus_comes_back(self) -> None:
+        self.feed(BusBack())
 
     @rule(luck=st.integers(0, 7))
     def the_end_from_here(self, luck: int) -> None:
