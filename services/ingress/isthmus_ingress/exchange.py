@@ -72,7 +72,8 @@ class Exchange:
         ]
         self._cached = [0] * len(prepared.prompts)
         self._open = len(self.choices)
-        self._outcome: str | None = None
+        self.outcome: str | None = None
+        """A code, once something else than the end of all choices has ended it."""
         deadline_s = received_s + limits.request_timeout_s
         self._sagas = [self._saga(choice, deps, deadline_s, limits) for choice in self.choices]
 
@@ -116,7 +117,7 @@ class Exchange:
         when the client has gone."""
         items = await self.outbox.take()
         if self.outbox.closed:
-            self._outcome = "client_gone"
+            self.outcome = "client_gone"
             self._metrics.cancellations.inc()
             raise Cancelled("the client left")
         updates: list[Update] = []
@@ -139,7 +140,7 @@ class Exchange:
         if error is None or (isinstance(error, Cancelled) and not self.outbox.closed):
             # Only a reader too far behind is cancelled from here while it is still connected.
             error = Cancelled("the client does not read its answer")
-        self._outcome = error.code
+        self.outcome = error.code
         return error
 
     def _take(self, choice: Choice, deliver: Deliver, updates: list[Update]) -> None:
@@ -168,7 +169,7 @@ class Exchange:
         for saga in self._sagas:
             if not saga.saga.over:
                 saga.feed(ClientGone())
-        outcome = self._outcome or ("ok" if self.finished else "client_gone")
+        outcome = self.outcome or ("ok" if self.finished else "client_gone")
         self._metrics.requests.labels("chat" if self.prepared.chat else "completions", outcome).inc()
         self._metrics.requests_running.dec()
         self._metrics.request_e2e_seconds.observe(self._loop.time() - self._received_s)

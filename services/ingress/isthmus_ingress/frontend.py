@@ -12,6 +12,7 @@ from isthmus_ingress.answers import Streamer, whole_answer
 from isthmus_ingress.driver import Deps
 from isthmus_ingress.exchange import Exchange, Limits
 from isthmus_ingress.hub import Hub
+from isthmus_ingress.openai.errors import internal_error
 from isthmus_ingress.openai.render import Identity
 from isthmus_ingress.prepare import Prepared, Preparer
 from isthmus_shared.errors import Draining, InvalidRequest, IsthmusError, ModelNotFound
@@ -55,6 +56,20 @@ class Frontend:
             self._active -= 1
             if self._active == 0:
                 self.idle.set()
+
+    @contextmanager
+    def guarded(self, request_id: str, exchange: Exchange | None = None) -> Iterator[None]:
+        """A bug inside becomes an `internal_error` of this one request; what it was is logged."""
+        try:
+            yield
+        except IsthmusError:
+            raise
+        except Exception as bug:
+            error = internal_error(request_id)
+            self._deps.log.exception("request.bug", request_id=request_id)
+            if exchange is not None:
+                exchange.outcome = error.code
+            raise error from bug
 
     def refused(self, error: IsthmusError) -> None:
         """Count a request that never became an exchange."""

@@ -59,7 +59,8 @@ class GenerateEndpoint:
             await send_error_early(send, receive, error, headers)
             return
         try:
-            prepared = await self._frontend.prepare(parse_object(body), chat=self._chat)
+            with self._frontend.guarded(request_id):
+                prepared = await self._frontend.prepare(parse_object(body), chat=self._chat)
         except IsthmusError as error:
             self._frontend.refused(error)
             await send_error(send, error, headers)
@@ -82,8 +83,8 @@ class GenerateEndpoint:
                 if exchange.prepared.stream:
                     await self._stream(exchange, guard, send, request_id)
                 else:
-                    whole = await self._frontend.whole(exchange, request_id)
-                    data = to_json(whole).encode()
+                    with self._frontend.guarded(request_id, exchange):
+                        data = to_json(await self._frontend.whole(exchange, request_id)).encode()
                     guard.writing()
                     await send_json(send, 200, data, {"x-request-id": request_id})
             except IsthmusError as error:
@@ -99,14 +100,15 @@ class GenerateEndpoint:
     async def _stream(self, exchange: Exchange, guard: _StallGuard, send: Send, request_id: str) -> None:
         begun = False
         try:
-            async for batch in self._frontend.streamer(exchange, request_id).batches():
-                guard.writing()
-                if not begun:
-                    begun = True
-                    headers = [*_STREAM_HEADERS, (b"x-request-id", request_id.encode())]
-                    await send({"type": "http.response.start", "status": 200, "headers": headers})
-                await send({"type": "http.response.body", "body": batch, "more_body": True})
-                guard.written()
+            with self._frontend.guarded(request_id, exchange):
+                async for batch in self._frontend.streamer(exchange, request_id).batches():
+                    guard.writing()
+                    if not begun:
+                        begun = True
+                        headers = [*_STREAM_HEADERS, (b"x-request-id", request_id.encode())]
+                        await send({"type": "http.response.start", "status": 200, "headers": headers})
+                    await send({"type": "http.response.body", "body": batch, "more_body": True})
+                    guard.written()
         except IsthmusError as error:
             if not begun or isinstance(error, Cancelled):
                 raise

@@ -18,7 +18,14 @@ from isthmus_ingress.frontend import Frontend
 from isthmus_ingress.generate import GenerateEndpoint, HttpLimits
 from isthmus_ingress.http_wire import Message, Receive, Scope, Send, check_json, header, read_body, send_error
 from isthmus_ingress.openai.body import parse_object
-from isthmus_ingress.openai.errors import MethodNotAllowed, NoSuchPath, Unauthorized, error_body, error_headers
+from isthmus_ingress.openai.errors import (
+    MethodNotAllowed,
+    NoSuchPath,
+    Unauthorized,
+    error_body,
+    error_headers,
+    internal_error,
+)
 from isthmus_shared.errors import Cancelled, InvalidRequest, IsthmusError
 from isthmus_shared.ids import new_id
 from isthmus_shared.metrics import CONTENT_TYPE
@@ -41,6 +48,7 @@ class ApiApp:
         *,
         api_keys: Sequence[str],
     ) -> None:
+        self._frontend = frontend
         self._keys = [key.encode() for key in api_keys]
         self._generate = {
             "/v1/chat/completions": GenerateEndpoint(frontend, limits, chat=True),
@@ -66,12 +74,18 @@ class ApiApp:
             await generate(scope, receive, send, request_id)
             return
 
+        scope["isthmus.request_id"] = request_id
+
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
-        await self._pages(scope, receive, send_with_id)
+        try:
+            with self._frontend.guarded(request_id):
+                await self._pages(scope, receive, send_with_id)
+        except IsthmusError:
+            pass  # `_bug` has answered; the framework raises the bug again, so that it can be logged
 
     def _knows(self, scope: Scope) -> bool:
         scheme, _, key = (header(scope, b"authorization") or "").partition(" ")
@@ -95,7 +109,7 @@ def _pages(pages: _Pages, posted: Sequence[str]) -> Starlette:
         Route("/detokenize", pages.detokenize, methods=["POST"]),
         *(Route(path, pages.never, methods=["POST"]) for path in posted),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _http_error, IsthmusError: _isthmus_error}
+    handlers: dict[Any, Any] = {HTTPException: _http_error, IsthmusError: _isthmus_error, Exception: _bug}
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
@@ -105,6 +119,10 @@ def _error_response(error: IsthmusError, headers: dict[str, str]) -> JSONRespons
 
 async def _isthmus_error(_request: Request, error: IsthmusError) -> Response:
     return _error_response(error, {})
+
+
+async def _bug(request: Request, _error: Exception) -> Response:
+    return _error_response(internal_error(request.scope["isthmus.request_id"]), {})
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:

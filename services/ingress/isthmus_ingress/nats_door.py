@@ -27,6 +27,7 @@ from isthmus_ingress.openai.render import DONE, to_json
 from isthmus_ingress.prepare import Prepared
 from isthmus_shared.bus.port import Bus, BusMessage
 from isthmus_shared.bus.subscribing import subscribed
+from isthmus_shared.bus.syntax import check_subject
 from isthmus_shared.errors import Cancelled, InvalidRequest, IsthmusError, PayloadTooLarge, ProtocolViolation
 from isthmus_shared.ids import new_id
 from isthmus_shared.messages import subjects
@@ -67,19 +68,22 @@ class NatsDoor:
 
     async def _handle(self, message: BusMessage, inbox: str) -> None:
         received_s = asyncio.get_running_loop().time()
-        reply = _Reply(self._bus, inbox, _format(message))
+        reply, request_id = _Reply(self._bus, inbox, _format(message)), new_id("req")
         try:
             if message.subject == subjects.API_MODELS:
                 await reply.last({"object": "list", "data": self._frontend.models()})
                 return
             try:
-                body = self._body(message, reply.format)
-                prepared = await self._frontend.prepare(body, chat=message.subject == subjects.API_CHAT)
+                with self._frontend.guarded(request_id):
+                    body = self._body(message, reply.format)
+                    if (cancel := message.headers.get(CANCEL)) is not None:
+                        _check_cancel(cancel)
+                    prepared = await self._frontend.prepare(body, chat=message.subject == subjects.API_CHAT)
             except IsthmusError as error:
                 self._frontend.refused(error)
                 raise
             with self._frontend.exchange(prepared, received_s=received_s) as exchange:
-                await self._answer(exchange, prepared, message, reply)
+                await self._answer(exchange, prepared, cancel, reply, request_id)
         except Cancelled as error:
             self._log.info("nats.cancelled", error=error.text)
         except IsthmusError as error:
@@ -97,18 +101,19 @@ class NatsDoor:
         check_tree(fields)
         return fields
 
-    async def _answer(self, exchange: Exchange, prepared: Prepared, message: BusMessage, reply: _Reply) -> None:
-        request_id = new_id("req")
-        cancel = message.headers.get(CANCEL)
+    async def _answer(
+        self, exchange: Exchange, prepared: Prepared, cancel: str | None, reply: _Reply, request_id: str
+    ) -> None:
         failed: IsthmusError | None = None
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._watch(cancel, exchange)) if cancel else None
             try:
-                if not prepared.stream:
-                    await reply.last(await self._frontend.whole(exchange, request_id))
-                else:
-                    async for batch in self._frontend.streamer(exchange, request_id).batches():
-                        await reply.chunks(batch)
+                with self._frontend.guarded(request_id, exchange):
+                    if not prepared.stream:
+                        await reply.last(await self._frontend.whole(exchange, request_id))
+                    else:
+                        async for batch in self._frontend.streamer(exchange, request_id).batches():
+                            await reply.chunks(batch)
             except IsthmusError as error:
                 failed = error  # not through the group, which would wrap it
             finally:
@@ -118,7 +123,7 @@ class NatsDoor:
             raise failed
 
     async def _watch(self, subject: str, exchange: Exchange) -> None:
-        async with self._bus.subscribe(subject, max_pending=1) as said:
+        async with subscribed(self._bus, subject, max_pending=1) as said:
             async for _ in said:
                 exchange.outbox.close()
                 return
@@ -128,6 +133,13 @@ class NatsDoor:
             await reply.last(error_body(error), {STATUS: str(error.http_status), **error_headers(error)})
         except IsthmusError as lost:
             self._log.warning("nats.answer_lost", code=lost.code, error=lost.text)
+
+
+def _check_cancel(subject: str) -> None:
+    try:
+        check_subject(subject, wildcards=False)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{CANCEL} is {error.what}", why=error.why, param=CANCEL) from error
 
 
 def _format(message: BusMessage) -> str:

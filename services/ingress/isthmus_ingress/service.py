@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from isthmus_ingress.cancels import Cancels
 from isthmus_ingress.config import IngressConfig
@@ -17,7 +19,7 @@ from isthmus_ingress.hub import Hub
 from isthmus_ingress.nats_door import NatsDoor
 from isthmus_ingress.prepare import Preparer
 from isthmus_ingress.roster import Roster
-from isthmus_ingress.text import load_model_text
+from isthmus_ingress.text import ModelText, load_model_text
 from isthmus_shared.ids import IngressId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import IngressHeartbeat, ProcessState
@@ -30,14 +32,20 @@ TOKENIZER_THREADS = 2
 class Ingress:
     """One ingress within its runtime. `address` is the API's ``host:port`` once `listening` is set."""
 
-    def __init__(self, runtime: ServiceRuntime[IngressConfig], *, serve_http: bool = True) -> None:
+    def __init__(
+        self,
+        runtime: ServiceRuntime[IngressConfig],
+        *,
+        serve_http: bool = True,
+        load_text: Callable[[Path], ModelText] = load_model_text,
+    ) -> None:
         self.runtime, self.config = runtime, runtime.config
         self.roster = Roster(model_name=self.config.model_name)
         self.address: str | None = None
         self.listening = asyncio.Event()
         self.server: ApiServer | None = None
         self.events_subject = subjects.ingress_events(IngressId(self.config.id), runtime.incarnation)
-        self._serve_http = serve_http
+        self._serve_http, self._load_text = serve_http, load_text
         self.hub = Hub(runtime.bus, self.events_subject, self.roster, runtime.metrics, runtime.log)
         self._cancels = Cancels(runtime.bus, runtime.log)
         runtime.add_readiness("workers", self._workers_problem)
@@ -45,7 +53,7 @@ class Ingress:
     async def run(self) -> None:
         """Until `runtime.stopping`; then what has begun ends first."""
         with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
-            text = load_model_text(self.config.model)
+            text = self._load_text(self.config.model)
             async with asyncio.TaskGroup() as service:
                 background = [service.create_task(self.hub.run(), name="hub")]
                 await self.hub.ready.wait()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from isthmus_ingress.config import IngressConfig
 from isthmus_ingress.service import Ingress
+from isthmus_ingress.text import ModelText, load_model_text
 from isthmus_shared.bus.memory import MemoryBroker
 from isthmus_shared.bus.port import Bus
 from isthmus_shared.engines.reference.checkpoint import CHAT_TEMPLATE, SPECIAL_TOKENS, byte_tokenizer
@@ -30,13 +31,19 @@ def write_text_folder(folder: Path) -> Path:
 
 @asynccontextmanager
 async def running_ingress(
-    bus: Bus, folder: Path, *, serve_http: bool = True, wait_for_model: bool = True, **settings: Any
+    bus: Bus,
+    folder: Path,
+    *,
+    serve_http: bool = True,
+    wait_for_model: bool = True,
+    load_text: Callable[[Path], ModelText] = load_model_text,
+    **settings: Any,
 ) -> AsyncIterator[Ingress]:
     """Listening, and with a model to serve; it has drained when the context is left."""
     config = IngressConfig(model=folder, port=0, **settings)
     runtime = ServiceRuntime("ingress", config, bus=bus, instance="test", serve_http=False)
     async with runtime, asyncio.TaskGroup() as tasks:
-        ingress = Ingress(runtime, serve_http=serve_http)
+        ingress = Ingress(runtime, serve_http=serve_http, load_text=load_text)
         tasks.create_task(ingress.run())
         async with asyncio.timeout(10):
             await ingress.listening.wait()

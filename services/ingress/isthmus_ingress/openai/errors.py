@@ -38,6 +38,11 @@ class TooManyRequests(NoCapacity):
     code = "rate_limit_exceeded"
 
 
+def internal_error(request_id: str) -> IsthmusError:
+    """A bug of ours. What it was is in the log, and no business of the client's."""
+    return IsthmusError("this server failed on the request", todo=f"tell its operator the request id {request_id}")
+
+
 def error_type(error: IsthmusError) -> str:
     status = error.http_status
     if status == 429:
