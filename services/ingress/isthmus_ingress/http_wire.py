@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from isthmus_ingress.openai.errors import RequestTimeout, UnsupportedMediaType, error_headers, error_json
+from isthmus_ingress.openai.errors import BODY, RequestTimeout, UnsupportedMediaType, error_headers, error_json
 from isthmus_shared.errors import Cancelled, ConfigInvalid, InvalidRequest, IsthmusError, PayloadTooLarge
 
 Scope = MutableMapping[str, Any]
@@ -44,7 +44,7 @@ class ApiProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
 
     def send_400_response(self, msg: str) -> None:
-        body = error_json(InvalidRequest("the bytes are not an HTTP request", why=msg))
+        body = error_json(InvalidRequest("the bytes are not an HTTP request", why=msg, param=BODY))
         head = (
             "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
@@ -126,10 +126,13 @@ def check_json(scope: Scope) -> None:
             "the body must be JSON",
             why=f"the content type is {kind[:64]!r}",
             todo="send Content-Type: application/json",
+            param=BODY,
         )
     encoding = (header(scope, b"content-encoding") or "identity").strip().lower()
     if encoding != "identity":
-        raise UnsupportedMediaType("the body must not be compressed", why=f"content-encoding is {encoding[:64]!r}")
+        raise UnsupportedMediaType(
+            "the body must not be compressed", why=f"content-encoding is {encoding[:64]!r}", param=BODY
+        )
 
 
 async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, timeout_s: float) -> bytes:
@@ -154,12 +157,14 @@ async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, timeout
                 if not message.get("more_body", False):
                     return b"".join(parts)
     except TimeoutError as error:
-        raise RequestTimeout("the body did not come in time", why=f"{timeout_s:g} s are allowed") from error
+        raise RequestTimeout("the body did not come in time", why=f"{timeout_s:g} s are allowed", param=BODY) from error
 
 
 def _too_large(size: int, limit_bytes: int) -> PayloadTooLarge:
     why = f"it has {size} bytes or more, and {limit_bytes} are allowed"
-    return PayloadTooLarge("the body is too large", why=why, todo="send less, or raise ISTHMUS_INGRESS_MAX_BODY_BYTES")
+    return PayloadTooLarge(
+        "the body is too large", why=why, todo="send less, or raise ISTHMUS_INGRESS_MAX_BODY_BYTES", param=BODY
+    )
 
 
 async def send_json(

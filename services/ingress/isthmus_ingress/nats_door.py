@@ -22,7 +22,7 @@ from structlog.typing import FilteringBoundLogger
 from isthmus_ingress.exchange import Exchange
 from isthmus_ingress.frontend import Frontend
 from isthmus_ingress.openai.body import check_tree, parse_object
-from isthmus_ingress.openai.errors import error_body, error_headers
+from isthmus_ingress.openai.errors import BODY, error_body, error_headers
 from isthmus_ingress.openai.render import DONE, to_json
 from isthmus_ingress.prepare import Prepared
 from isthmus_shared.bus.port import Bus, BusMessage
@@ -91,13 +91,13 @@ class NatsDoor:
 
     def _body(self, message: BusMessage, format: str) -> Mapping[str, Any]:
         if len(message.data) > self._max_body_bytes:
-            raise PayloadTooLarge("the body is too large", why=f"{self._max_body_bytes} bytes are allowed")
+            raise PayloadTooLarge("the body is too large", why=f"{self._max_body_bytes} bytes are allowed", param=BODY)
         if format == JSON:
             return parse_object(message.data)
         try:
             fields = unpack_map(message.data, what="the body")
         except ProtocolViolation as error:
-            raise InvalidRequest("the body is not a msgpack map", why=error.what) from error
+            raise InvalidRequest("the body is not a msgpack map", why=error.what, param=BODY) from error
         check_tree(fields)
         return fields
 

@@ -66,6 +66,7 @@ async def test_a_body_that_is_no_proper_json_says_where(folder: Path) -> None:
                 error = error_of(await http.post(path, content=body, headers=JSON), 400)
                 assert error["type"] == "invalid_request_error"
                 assert words in error["message"], body[:64]
+                assert error["param"] == ("a" if words == "twice" else "body")
 
 
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
@@ -134,7 +135,8 @@ async def test_ten_megabytes_are_refused_without_being_read(folder: Path) -> Non
         error = error_of(await http.post(CHAT, content=b"x" * 10_000_000, headers=JSON), 413)
         assert error["code"] == "payload_too_large"
         assert "65536" in error["message"]
-        error_of(await http.post(CHAT, content=body(), headers=JSON), 413)
+        assert error["param"] == "body"
+        assert error_of(await http.post(CHAT, content=body(), headers=JSON), 413)["param"] == "body"
 
 
 async def test_a_body_that_does_not_come_is_given_up(folder: Path) -> None:
@@ -167,6 +169,7 @@ async def test_another_content_type_is_refused_by_name(folder: Path, kind: str) 
     async with client(folder) as http:
         error = error_of(await http.post(CHAT, content=b"{}", headers={"content-type": kind}), 415)
         assert kind in error["message"]
+        assert error["param"] == "body"
         assert "application/json" in error["message"]
 
 

@@ -72,7 +72,7 @@ async def test_errors_have_openais_shape_and_a_status(folder: Path) -> None:
     async with ingress_stack(folder, "x", serve_http=False) as (_, _cluster, broker):
         bus = broker.client()
         for body, status, param in (
-            (b"{", "400", None),
+            (b"{", "400", "body"),
             (json.dumps({**CHAT, "max_tokens": -1}).encode(), "400", "max_tokens"),
             (json.dumps({**CHAT, "model": "gpt"}).encode(), "404", "model"),
         ):
@@ -82,7 +82,9 @@ async def test_errors_have_openais_shape_and_a_status(folder: Path) -> None:
         answer = await bus.request(
             subjects.API_CHAT, b"\xc1", timeout_s=5, headers={"content-type": "application/msgpack"}
         )
-        assert "msgpack" in msgpack.unpackb(answer.data)["error"]["message"]
+        error = msgpack.unpackb(answer.data)["error"]
+        assert "msgpack" in error["message"]
+        assert error["param"] == "body"
 
 
 async def test_an_error_in_a_stream_is_its_last_message(folder: Path) -> None:

@@ -12,6 +12,10 @@ DEFAULT_RETRY_AFTER_S = 1.0
 """For an error that may pass and names no time: two heartbeats, in which the cluster's view has been renewed."""
 
 
+BODY = "body"
+"""`param` of what is wrong with the body as a whole, and no field's fault."""
+
+
 class Unauthorized(InvalidRequest):
     code, http_status = "invalid_api_key", 401
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
+from isthmus_ingress.openai.errors import BODY
 from isthmus_shared.errors import InvalidRequest
 from isthmus_shared.messages.work import MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 
@@ -75,6 +76,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 MAX_TOKEN_ID = 2**31
+MAX_INT = 2**31 - 1
+"""Of counts: beyond every model's context and vocabulary, and what the workers' messages can carry."""
 TokenId = Annotated[int, Field(ge=0, lt=MAX_TOKEN_ID)]
 
 
@@ -91,10 +94,10 @@ class StreamOptions(_Strict):
 
 class _Common(_Strict):
     model: str | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, le=MAX_INT)
     min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -152,7 +155,7 @@ class ChatMessage(_Strict):
 
 class ChatRequest(_Common):
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool | None = None
@@ -202,7 +205,7 @@ class CompletionRequest(_Common):
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         if len(self.prompts) > MAX_PROMPTS:
-            raise ValueError(f"at most {MAX_PROMPTS} prompts in one request")
+            raise ValueError(f"prompt holds more than {MAX_PROMPTS} prompts")
         if self.echo and self.logprobs is not None:
             raise ValueError("echo together with logprobs is not supported: a prompt's logprobs are not computed")
         return self
@@ -259,7 +262,7 @@ def _is_ours(model: type[_Common], name: str, value: Any, body: Mapping[str, Any
         return False
     if name in NEUTRAL:
         raise InvalidRequest(f"{name} is not supported", why=f"the value given is {_short(value)}", param=name)
-    raise InvalidRequest(f"Unrecognized request argument supplied: {name[:64]}", param=name[:64])
+    raise InvalidRequest(f"Unrecognized request argument supplied: {name[:64]!r}", param=name[:64] or BODY)
 
 
 def _short(value: Any) -> str:
@@ -280,7 +283,7 @@ def _named(error: ValidationError) -> InvalidRequest:
     message = str(first["msg"]).removeprefix("Value error, ")
     if not where:  # a rule about several fields: its text begins with the first one's name
         where = message.split()[0]
-        return InvalidRequest(message, param=where if where.isidentifier() else None)
+        return InvalidRequest(message, param=where)
     if first["type"] == "value_error":  # our own text, which names the field
         return InvalidRequest(message, param=where)
     if first["type"] == "missing":
