@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -168,6 +168,10 @@ class ServiceRuntime(Generic[C]):
                 await slots.acquire()
                 tasks.create_task(self._answer(served, message)).add_done_callback(lambda _: slots.release())
                 self._count_dropped(endpoint.name, subscription.dropped)
+
+    def serving(self, name: str, subject: str, queue: str | None = None) -> AbstractContextManager[Endpoint]:
+        """Show a subject that the service answers by itself in NATS' service statistics; `record` what happens."""
+        return self._micro.serving(name, subject, queue)
 
     async def watch(
         self,

@@ -33,6 +33,8 @@ class Hub:
         self.roster = roster
         self.ready = asyncio.Event()
         """Set once everything is subscribed."""
+        self.knows_model = asyncio.Event()
+        """Set once a worker that is ready was heard."""
         self._bus, self._subject, self._metrics, self._log = bus, events_subject, metrics, log
         self._sagas: dict[RequestId, RunningSaga] = {}
 
@@ -83,6 +85,8 @@ class Hub:
             gone = self.roster.beat(beat, now_s=loop.time())
             if gone is not None:
                 self.tell_gone(gone)
+            if not self.knows_model.is_set() and self.roster.models:
+                self.knows_model.set()
 
     async def _read_lost(self, lost: Subscription) -> None:
         async for message in lost:

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgpack
-from structlog.typing import FilteringBoundLogger
 
 from isthmus_ingress.exchange import Exchange
 from isthmus_ingress.frontend import Frontend
@@ -32,6 +31,8 @@ from isthmus_shared.errors import Cancelled, InvalidRequest, IsthmusError, Paylo
 from isthmus_shared.ids import new_id
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.base import unpack_map
+from isthmus_shared.micro import Endpoint
+from isthmus_shared.service import ServiceRuntime
 
 CONTENT_TYPE, SEQ, END, STATUS, CANCEL = (
     "content-type",
@@ -47,32 +48,43 @@ _EVENT_HEAD = b"data: "
 
 
 class NatsDoor:
-    def __init__(self, bus: Bus, frontend: Frontend, log: FilteringBoundLogger, *, max_body_bytes: int) -> None:
-        self._bus, self._frontend, self._log, self._max_body_bytes = bus, frontend, log, max_body_bytes
+    def __init__(self, runtime: ServiceRuntime[Any], frontend: Frontend, *, max_body_bytes: int) -> None:
+        self._runtime, self._bus, self._log = runtime, runtime.bus, runtime.log
+        self._frontend, self._max_body_bytes = frontend, max_body_bytes
 
     async def run(self) -> None:
         """Serve until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._serve(subjects.API_CHAT))
-            tasks.create_task(self._serve(subjects.API_COMPLETIONS))
-            tasks.create_task(self._serve(subjects.API_MODELS))
+            tasks.create_task(self._serve("chat", subjects.API_CHAT))
+            tasks.create_task(self._serve("completions", subjects.API_COMPLETIONS))
+            tasks.create_task(self._serve("models", subjects.API_MODELS))
 
-    async def _serve(self, subject: str) -> None:
+    async def _serve(self, name: str, subject: str) -> None:
+        with self._runtime.serving(name, subject, subjects.API_QUEUE) as endpoint:
+            await self._answer_all(subject, endpoint)
+
+    async def _answer_all(self, subject: str, endpoint: Endpoint) -> None:
         async with (
             subscribed(self._bus, subject, queue=subjects.API_QUEUE, max_pending=MAX_PENDING) as requests,
             asyncio.TaskGroup() as tasks,
         ):
             async for message in requests:
                 if message.reply is not None:  # without a reply there is nobody to answer
-                    tasks.create_task(self._handle(message, message.reply))
+                    tasks.create_task(self._handle(message, message.reply, endpoint))
 
-    async def _handle(self, message: BusMessage, inbox: str) -> None:
-        received_s = asyncio.get_running_loop().time()
+    async def _handle(self, message: BusMessage, inbox: str, endpoint: Endpoint) -> None:
+        loop = asyncio.get_running_loop()
+        received_s = loop.time()
+        error = await self._outcome(message, inbox, received_s)
+        endpoint.record(loop.time() - received_s, error)
+
+    async def _outcome(self, message: BusMessage, inbox: str, received_s: float) -> IsthmusError | None:
+        """Answer it; returns the error that it was answered with."""
         reply, request_id = _Reply(self._bus, inbox, _format(message)), new_id("req")
         try:
             if message.subject == subjects.API_MODELS:
                 await reply.last({"object": "list", "data": self._frontend.models()})
-                return
+                return None
             try:
                 with self._frontend.guarded(request_id):
                     body = self._body(message, reply.format)
@@ -88,6 +100,8 @@ class NatsDoor:
             self._log.info("nats.cancelled", error=error.text)
         except IsthmusError as error:
             await self._tell(reply, error)
+            return error
+        return None
 
     def _body(self, message: BusMessage, format: str) -> Mapping[str, Any]:
         if len(message.data) > self._max_body_bytes:

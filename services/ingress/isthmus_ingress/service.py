@@ -59,9 +59,7 @@ class Ingress:
                 await self.hub.ready.wait()
                 async with asyncio.TaskGroup() as work:
                     frontend = self._frontend(Preparer(text, executor), work)
-                    door = NatsDoor(
-                        self.runtime.bus, frontend, self.runtime.log, max_body_bytes=self.config.max_body_bytes
-                    )
+                    door = NatsDoor(self.runtime, frontend, max_body_bytes=self.config.max_body_bytes)
                     background.append(service.create_task(door.run(), name="nats"))
                     serving = service.create_task(self._http(frontend), name="http") if self._serve_http else None
                     beat = self.runtime.heartbeat(subjects.HEARTBEAT_INGRESS, self._heartbeat)
@@ -69,12 +67,24 @@ class Ingress:
                     if serving is None:
                         self.listening.set()
                     await self.listening.wait()
-                    self.runtime.set_state(ProcessState.READY)
+                    await self._until_useful()
                     await self.runtime.stopping.wait()
                     self.runtime.set_state(ProcessState.DRAINING)
                     await self._drain(frontend, serving)
                 for task in background:
                     task.cancel()
+
+    async def _until_useful(self) -> None:
+        """Requests are taken from the start; READY is said once one can succeed, so that a load balancer, and
+        `isthmus up`, send nobody here too early."""
+        async with asyncio.TaskGroup() as waiting:
+            model = waiting.create_task(self.hub.knows_model.wait())
+            stop = waiting.create_task(self.runtime.stopping.wait())
+            await asyncio.wait({model, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if model.done():
+                self.runtime.set_state(ProcessState.READY)
+            model.cancel()
+            stop.cancel()
 
     def _frontend(self, preparer: Preparer, work: asyncio.TaskGroup) -> Frontend:
         config, runtime = self.config, self.runtime

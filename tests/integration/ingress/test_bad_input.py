@@ -13,7 +13,10 @@ import httpx
 import pytest
 
 from isthmus_shared.bus.memory import MemoryBroker
+from isthmus_shared.messages.health import ProcessState
+from isthmus_testing.fake_cluster import FakeCluster
 from isthmus_testing.ingress import ingress_stack, running_ingress
+from isthmus_testing.waiting import eventually
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -203,15 +206,21 @@ async def test_as_many_choices_as_allowed_and_no_more(folder: Path) -> None:
 
 async def test_without_a_worker_there_is_a_503_that_says_when_to_come_back(folder: Path) -> None:
 
-    bus = MemoryBroker().client()
+    broker = MemoryBroker()
+    bus = broker.client()
     async with running_ingress(bus, folder, wait_for_model=False) as ingress, httpx.AsyncClient() as http:
         base = f"http://{ingress.address}"
         response = await http.post(base + CHAT, json=GOOD)
         assert error_of(response, 503)["type"] == "server_error"
         assert response.headers["retry-after"] == "1"
         assert (await http.get(base + "/ready")).status_code == 503
+        assert ingress.runtime.state is ProcessState.STARTING, "as its heartbeat tells whoever waits for it"
         assert (await http.get(base + "/live")).status_code == 200
         assert (await http.get(base + "/v1/models")).json() == {"object": "list", "data": []}
+        async with FakeCluster(broker.client()).running():
+            await eventually(lambda: ingress.runtime.state is ProcessState.READY)
+            assert (await http.get(base + "/ready")).status_code == 200
+            assert (await http.post(base + CHAT, json=GOOD)).status_code == 200
 
 
 async def test_a_clients_own_request_id_comes_back_if_it_is_harmless(folder: Path) -> None:

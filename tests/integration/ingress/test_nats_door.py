@@ -96,6 +96,27 @@ async def test_an_error_in_a_stream_is_its_last_message(folder: Path) -> None:
         assert messages[-1].headers["isthmus-status"] == "500"
 
 
+async def test_the_door_is_a_nats_service_with_statistics(folder: Path) -> None:
+    async with ingress_stack(folder, "ok", serve_http=False) as (_, _cluster, broker):
+        bus = broker.client()
+        await bus.request(subjects.API_CHAT, json.dumps(CHAT).encode(), timeout_s=5)
+        await bus.request(subjects.API_CHAT, b"{", timeout_s=5)
+        info = json.loads((await bus.request("$SRV.INFO.isthmus-ingress", b"", timeout_s=5)).data)
+        assert {endpoint["subject"]: endpoint["queue_group"] for endpoint in info["endpoints"]} == dict.fromkeys(
+            (subjects.API_CHAT, subjects.API_COMPLETIONS, subjects.API_MODELS), subjects.API_QUEUE
+        )
+
+        async def stats() -> dict[str, Any]:
+            answer = json.loads((await bus.request("$SRV.STATS.isthmus-ingress", b"", timeout_s=5)).data)
+            found: dict[str, Any] = next(e for e in answer["endpoints"] if e["name"] == "chat")
+            return found
+
+        chat = await stats()
+        assert (chat["num_requests"], chat["num_errors"]) == (2, 1)
+        assert chat["last_error"].startswith("invalid_request")
+        assert chat["processing_time"] > 0
+
+
 async def test_a_caller_may_cancel(folder: Path) -> None:
     script = say("x", eos=None)
     async with ingress_stack(folder, "", tokens=script, step_s=0.002, serve_http=False) as (_, cluster, broker):
