@@ -43,11 +43,12 @@ class Streamer:
                 yield b"".join(parts)
 
     def _begin(self, choice: Choice, parts: list[bytes]) -> None:
-        prompt = self._prepared.prompts[choice.prompt]
+        prompt, told = self._prepared.prompts[choice.prompt], self._prepared.return_token_ids
         if self._prepared.chat:
-            parts.append(self._make.role(choice.index))
-        elif prompt.text:
-            parts.append(self._make.text(choice.index, prompt.text))
+            parts.append(self._make.role(choice.index, prompt.token_ids if told else None))
+        elif prompt.text or told:
+            extra = {"prompt_token_ids": prompt.token_ids, "token_ids": ()} if told else None
+            parts.append(self._make.text(choice.index, prompt.text, extra=extra))
 
     def _piece(self, choice: Choice, piece: Piece, parts: list[bytes]) -> None:
         usage = self._usage()

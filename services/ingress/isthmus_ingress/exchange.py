@@ -56,7 +56,7 @@ class Exchange:
         self.prepared = prepared
         self._hub, self._metrics = hub, deps.metrics
         self._loop = asyncio.get_running_loop()
-        self._received_s = self._last_s = received_s
+        self._received_s = received_s
         self._first = True
         self.outbox = Outbox(self._loop)
         silent = frozenset(token for params in prepared.sampling for token in params.stop_token_ids)
@@ -70,6 +70,8 @@ class Exchange:
             )
             for index in range(len(prepared.sampling))
         ]
+        self._last_s: list[float | None] = [None] * len(self.choices)
+        """When each choice last had tokens."""
         self._cached = [0] * len(prepared.prompts)
         self._open = len(self.choices)
         self.outcome: str | None = None
@@ -145,7 +147,7 @@ class Exchange:
 
     def _take(self, choice: Choice, deliver: Deliver, updates: list[Update]) -> None:
         piece = choice.take(deliver)
-        self._time(len(piece.token_ids))
+        self._time(choice.index, len(piece.token_ids))
         if deliver.cached_tokens > self._cached[choice.prompt]:
             self._cached[choice.prompt] = deliver.cached_tokens
         updates.append((choice, piece))
@@ -154,14 +156,14 @@ class Exchange:
             updates.append((choice, Finished("", "stop")))
             self._open -= 1
 
-    def _time(self, tokens: int) -> None:
-        now_s = self._loop.time()
+    def _time(self, choice: int, tokens: int) -> None:
+        now_s, last_s = self._loop.time(), self._last_s[choice]
         if self._first:
             self._first = False
             self._metrics.request_ttft_seconds.observe(now_s - self._received_s)
-        elif len(self.choices) == 1:
-            self._metrics.request_itl_seconds.observe((now_s - self._last_s) / max(1, tokens))
-        self._last_s = now_s
+        if last_s is not None:
+            self._metrics.request_itl_seconds.observe((now_s - last_s) / max(1, tokens))
+        self._last_s[choice] = now_s
         self._metrics.tokens_out.inc(tokens)
 
     def close(self) -> None:

@@ -156,6 +156,57 @@ async def test_a_stop_token_ends_the_answer_and_is_no_text(folder: Path) -> None
         assert answer.choices[0].prompt_token_ids == list(b"p")  # type: ignore[attr-defined]
 
 
+async def test_a_streams_first_chunk_tells_the_prompts_tokens_if_asked(folder: Path) -> None:
+    ask: Any = {"model": "tiny", "stream": True, "extra_body": {"return_token_ids": True}}
+    async with sdk(folder, "ab") as (client, cluster, _):
+        stream = await client.chat.completions.create(messages=HI, stream_options={"include_usage": True}, **ask)
+        first, *others = [chunk async for chunk in stream]
+        assert first.prompt_token_ids == list(cluster.workers["p1"].submits[0].token_ids)
+        assert first.usage is None
+        assert not any(hasattr(chunk, "prompt_token_ids") for chunk in others)
+        for echo in (False, True):
+            texts = await client.completions.create(prompt=["xy", "z"], echo=echo, max_tokens=2, **ask)
+            chunks = [chunk.choices[0] async for chunk in texts]
+            for index, prompt in enumerate(("xy", "z")):
+                mine = [choice for choice in chunks if choice.index == index]
+                assert mine[0].prompt_token_ids == list(prompt.encode())
+                assert not any(hasattr(choice, "prompt_token_ids") for choice in mine[1:])
+                assert [token for choice in mine for token in getattr(choice, "token_ids", [])] == list(b"ab")
+                assert "".join(choice.text for choice in mine) == (prompt if echo else "") + "ab"
+
+
+@pytest.mark.parametrize("chat", [True, False])
+async def test_several_choices_are_streamed_side_by_side_and_each_ones_gaps_are_measured(
+    folder: Path, chat: bool
+) -> None:
+    async with sdk(folder, "abc", step_s=0.01) as (client, _, ingress):
+        texts, reasons = ["", "", ""], ["", "", ""]
+        usage = None
+        options: Any = {"model": "tiny", "n": 3, "stream": True, "stream_options": {"include_usage": True}}
+        create: Any = client.chat.completions.create if chat else client.completions.create
+        async for chunk in await create(**options, **({"messages": HI} if chat else {"prompt": "p"})):
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                assert reasons[choice.index] == "", "nothing comes after a choice's end"
+                texts[choice.index] += (choice.delta.content if chat else choice.text) or ""
+                reasons[choice.index] = choice.finish_reason or ""
+        assert (texts, reasons) == (["abc"] * 3, ["stop"] * 3)
+        assert usage.completion_tokens == 3 * 4
+        page = ingress.runtime.metrics.exposition().decode()
+        assert "isthmus_request_itl_seconds_count 9.0" in page, "three gaps in each of the three"
+        assert "isthmus_request_ttft_seconds_count 1.0" in page
+
+
+async def test_several_choices_of_a_chat_are_one_answer(folder: Path) -> None:
+    async with sdk(folder, "abc") as (client, _, _ingress):
+        answer = await client.chat.completions.create(model="tiny", messages=HI, n=3)
+        assert [(c.index, c.message.content, c.finish_reason) for c in answer.choices] == [
+            (index, "abc", "stop") for index in range(3)
+        ]
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 3 * 4
+
+
 async def test_models_are_what_the_workers_serve(folder: Path) -> None:
     async with sdk(folder, "x") as (client, _, _ingress):
         models = (await client.models.list()).data

@@ -75,10 +75,13 @@ class ChunkMaker:
         self._tail = '}],"usage":null}\n\n' if usage_field else "}]}\n\n"
         self._head = head
 
-    def role(self, index: int) -> bytes:
-        """The first chunk of a chat choice."""
+    def role(self, index: int, prompt_token_ids: Sequence[int] | None = None) -> bytes:
+        """The first chunk of a chat choice; as vLLM's, it may tell the prompt's token ids beside `choices`."""
         delta = '{"role":"assistant","content":""}'
-        return (f'{self._open}{index},"delta":{delta},"logprobs":null,"finish_reason":null{self._tail}').encode()
+        tail = self._tail
+        if prompt_token_ids is not None:
+            tail = f'}}],"prompt_token_ids":{to_json(list(prompt_token_ids))}{tail[2:]}'
+        return (f'{self._open}{index},"delta":{delta},"logprobs":null,"finish_reason":null{tail}').encode()
 
     def text(
         self,
