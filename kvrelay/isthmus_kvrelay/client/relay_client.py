@@ -39,6 +39,9 @@ from isthmus_shared.messages.work import KvTicket, RelayRef, WorkerRef
 WAIT_GRACE_S = 2.0
 """The relay answers `open_sink` within its wait; if its word has not come this much later, the client gives up."""
 
+LEAVE_S = 1.0
+"""For what is unsent to reach the relay at the end; it takes microseconds unless the relay hangs."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
@@ -166,10 +169,18 @@ class RelayClient:
         self._post(request)
 
     async def close(self) -> None:
-        """Leave the relay, which gives back all that this client has not sealed. Idempotent."""
+        """Leave the relay, which gives back all that this client has not sealed. Idempotent.
+
+        A relay that reads nothing any more is left without a goodbye after `LEAVE_S`.
+        """
         self._flush()
         self._link.leave()
-        await self.lost.wait()
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self.lost.wait()
+        except TimeoutError:
+            self._link.abort()
+            await self.lost.wait()  # the loop says so in its next turn
         if self._pool is not None:
             self._pool.close()
 

@@ -53,6 +53,8 @@ class Child:
         self._changed = changed
         self._process: asyncio.subprocess.Process | None = None
         self._quick_crashes = 0
+        self._log_start_bytes = 0
+        """Where in the log this start's own words begin."""
 
     @property
     def pid(self) -> int | None:
@@ -76,7 +78,7 @@ class Child:
             if self._quick_crashes > MAX_QUICK_CRASHES or is_config_error(status):
                 raise Unavailable(
                     f"{self.command.name} ended with {status_text(status)}",
-                    why=tail(self.command.log),
+                    why=tail(self.command.log, start_bytes=self._log_start_bytes),
                     todo=f"see {self.command.log}",
                 )
             await asyncio.sleep(min(self._backoff_max_s, BACKOFF_MIN_S * 2 ** (self._quick_crashes - 1)))
@@ -110,6 +112,7 @@ class Child:
     async def _start(self) -> asyncio.subprocess.Process:
         self.command.log.parent.mkdir(parents=True, exist_ok=True)
         with self.command.log.open("ab") as log:
+            self._log_start_bytes = log.tell()
             return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-I",
@@ -141,11 +144,13 @@ def status_text(status: int) -> str:
         return f"signal {-status}"
 
 
-def tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log, for an error message."""
+def tail(log: Path, *, start_bytes: int = 0, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log, for an error message; nothing of before `start_bytes`, which an earlier run wrote."""
     try:
-        with log.open(encoding="utf-8", errors="replace") as file:
-            return "\n".join(line.rstrip("\n") for line in deque(file, maxlen=lines))
+        with log.open("rb") as file:
+            file.seek(start_bytes)
+            last = deque(file, maxlen=lines)
+            return "\n".join(line.decode("utf-8", errors="replace").rstrip("\n") for line in last)
     except FileNotFoundError:
         return ""
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from isthmus_shared.errors import ConfigInvalid
 from isthmus_shared.kv.layout import KvLayout
@@ -101,6 +102,10 @@ class ClusterSpec(_Spec):
             twice = sorted({name for name in ids if ids.count(name) > 1})
             if twice:
                 raise ValueError(f"{what} id {twice[0]!r} is used twice; every {what} needs its own")
+        processes = {"nats-server", "planner", "ingress", *(f"relay-{node.id}" for node in self.nodes)}
+        taken = sorted(processes.intersection(worker.id for worker in self.workers))
+        if taken:
+            raise ValueError(f"worker id {taken[0]!r} is the name of another process of the cluster")
         if all(worker.role != "decode" for worker in self.workers):
             raise ValueError("no worker has role 'decode'; at least one is needed to answer anything")
         if len(self.nodes) + len(self.workers) > MAX_PROCESSES:
@@ -149,6 +154,8 @@ def parse(text: str, name: str) -> ClusterSpec:
         line = "" if mark is None else f":{mark.line + 1}"
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigInvalid(f"{name}{line}: not YAML", why=problem) from error
+    except RecursionError as error:
+        raise ConfigInvalid(f"{name}: nested too deeply") from error
     if not isinstance(fields, dict):
         raise ConfigInvalid(f"{name}: a cluster file is a mapping", why=f"found {type(fields).__name__}")
     try:
@@ -158,11 +165,22 @@ def parse(text: str, name: str) -> ClusterSpec:
 
 
 def _invalid(name: str, tree: yaml.Node | None, error: ValidationError) -> ConfigInvalid:
-    problems = error.errors(include_url=False, include_input=True)
+    problems = _own(error.errors(include_url=False, include_input=True))
     lines = [
         _problem(name, tree, problem["loc"], problem["msg"], problem["input"]) for problem in problems[:MAX_PROBLEMS]
     ]
     return ConfigInvalid("\n".join(lines), param=".".join(map(str, problems[0]["loc"])) or None)
+
+
+def _own(problems: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without the lists that are "too short" only because what is wrong inside them does not count."""
+    inner = [problem["loc"] for problem in problems]
+    return [
+        problem
+        for problem in problems
+        if problem["type"] != "too_short"
+        or not any(len(loc) > len(problem["loc"]) and loc[: len(problem["loc"])] == problem["loc"] for loc in inner)
+    ]
 
 
 def _problem(name: str, tree: yaml.Node | None, loc: Sequence[int | str], message: str, value: object) -> str:

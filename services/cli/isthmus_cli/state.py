@@ -55,10 +55,9 @@ class StateDir:
     def held(self) -> Iterator[Path]:
         """Makes the folder ours for as long as the context lasts; yields a folder for sockets, short enough for them.
 
-        Raises `ConfigInvalid` when a cluster already runs there.
+        Raises `ConfigInvalid` when a cluster already runs there, or nothing can be written there.
         """
-        self.logs.mkdir(parents=True, exist_ok=True)
-        with self._lock.open("a") as lock:
+        with self._open_lock() as lock:
             self._take(lock)
             self._clear_remains()
             run_dir = self._make_run_dir()
@@ -87,6 +86,17 @@ class StateDir:
             )
         return state
 
+    def _open_lock(self) -> IO[str]:
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            return self._lock.open("a")
+        except OSError as error:
+            raise ConfigInvalid(
+                f"the state folder {self.path} cannot be used",
+                why=error.strerror or str(error),
+                todo="give one that can be written with --state-dir",
+            ) from error
+
     def _take(self, lock: IO[str]) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,8 +113,10 @@ class StateDir:
     def _read_any(self) -> ClusterState | None:
         try:
             return ClusterState.model_validate_json(self.file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValidationError):
+        except (FileNotFoundError, NotADirectoryError, ValidationError):
             return None
+        except OSError as error:
+            raise Unavailable(f"{self.file} cannot be read", why=error.strerror or str(error)) from error
 
     def _is_held(self) -> bool:
         try:

@@ -28,6 +28,9 @@ from isthmus_shared.messages.base import WireMessage
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit
 MAX_STOP_TOKEN_IDS = 64
 
+MAX_COUNT = 2**31
+"""Above any vocabulary and any sequence, and a number that every wire format carries."""
+
 TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -50,12 +53,12 @@ class FinishReason(StrEnum):
 class SamplingParams(Part):
     """How to choose tokens. A pure function of these, the output index, the output so far and the logits."""
 
-    max_tokens: int = Field(gt=0)
+    max_tokens: int = Field(gt=0, lt=MAX_COUNT)
     """Tokens of output in all, those of earlier attempts (`output_offset`) included."""
     temperature: float = Field(default=1.0, ge=0)
     """0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
+    top_k: int = Field(default=0, ge=0, lt=MAX_COUNT)
     """0 keeps all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     seed: int = Field(default=0, ge=0, lt=2**64)

@@ -106,3 +106,26 @@ async def test_connecting_to_a_relay_that_says_nothing_ends_in_time(tmp_path: Pa
         async with asyncio.timeout(5):
             with pytest.raises(DeadlineExceeded):
                 await RelayClient.connect(str(tmp_path / "silent.sock"), worker=worker, timeout_s=0.1)
+
+
+async def test_leaving_a_relay_that_hangs_takes_a_bounded_time(tmp_path: Path) -> None:
+    """It has welcomed its client and reads nothing since, so that a goodbye stays unsent."""
+    path = tmp_path / "hangs.sock"
+    async with running(daemon_settings(tmp_path, "a")) as a:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen(1)
+            listener.setblocking(False)
+            loop = asyncio.get_running_loop()
+            connecting = asyncio.create_task(RelayClient.connect(str(path), worker=worker_ref(a), timeout_s=5))
+            relay, _ = await loop.sock_accept(listener)
+            with relay:
+                socket.send_fds(relay, [control.FD_BYTE], [a.daemon.pool_fd])
+                await loop.sock_sendall(relay, control.encode(a.daemon.welcome))
+                client = await connecting
+                fault = Cancelled("x" * 900).to_fault()
+                for _ in range(2000):
+                    await client.abort(new_transfer(), G1, fault)
+                async with asyncio.timeout(10):
+                    await client.close()
+                assert client.lost.is_set()

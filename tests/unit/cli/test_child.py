@@ -72,6 +72,15 @@ async def test_a_bad_setting_is_not_tried_again(tmp_path: Path) -> None:
     assert child.restarts == 0
 
 
+async def test_what_an_earlier_run_has_logged_is_not_told_as_this_ones(tmp_path: Path) -> None:
+    for word in ("first", "second"):
+        child = Child(command(tmp_path, f"import sys; print('the {word} fault'); sys.exit(2)"), Seen())
+        with pytest.raises(Unavailable, match=f"the {word} fault") as caught:
+            async with asyncio.timeout(20):
+                await child.run()
+    assert "first" not in caught.value.text
+
+
 async def test_one_that_does_not_listen_is_killed_within_the_bound(tmp_path: Path) -> None:
     child = Child(command(tmp_path, STUBBORN), Seen())
     log = child.command.log

@@ -42,6 +42,8 @@ def test_one_node_holds_every_worker_when_asked_for() -> None:
         (MINIMAL.replace("id: w", "id: W.1"), 4, ["nodes.0.workers.0.id"]),
         (MINIMAL.replace("role: decode", "role: prefill"), 1, ["no worker has role 'decode'"]),
         (MINIMAL + "  - id: b\n    workers: [{id: w, role: decode}]\n", 1, ["worker id 'w' is used twice"]),
+        (MINIMAL.replace("id: w", "id: planner"), 1, ["worker id 'planner'", "another process"]),
+        (MINIMAL.replace("id: w", "id: relay-a"), 1, ["worker id 'relay-a'", "another process"]),
         ("nodes:\n  - id: a\n   workers: []\n", 3, ["not YAML"]),
         ("engine: [\n", 2, ["not YAML"]),
     ],
@@ -52,6 +54,19 @@ def test_a_mistake_is_told_with_file_line_and_field(text: str, line: int, words:
     assert f"my.yaml:{line}:" in caught.value.text
     for word in words:
         assert word in caught.value.text
+
+
+def test_a_mistake_within_a_list_does_not_count_as_a_short_list_too() -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        parse(MINIMAL.replace("role: decode", "role: decoder"), "my.yaml")
+    assert caught.value.text.count("my.yaml") == 1
+    with pytest.raises(ConfigInvalid, match=r"nodes: .*at least 1"):
+        parse("nodes: []", "my.yaml")
+
+
+def test_a_file_that_is_nested_without_end_is_refused() -> None:
+    with pytest.raises(ConfigInvalid, match=r"my\.yaml: nested too deeply"):
+        parse("a: " + "[" * 5000, "my.yaml")
 
 
 @pytest.mark.parametrize("text", ["", "just words", "- a\n- b\n"])

@@ -65,3 +65,13 @@ def test_a_deep_state_folder_still_gets_sockets_that_fit(tmp_path: Path) -> None
     deep = tmp_path / ("d" * 80)
     with StateDir(deep).held() as run_dir:
         assert len(os.fsencode(run_dir / "a-node-with-a-long-name.sock")) <= 100
+
+
+def test_a_folder_that_cannot_be_made_is_a_setting_and_no_crash(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for path in (file, file / "below"):
+        with pytest.raises(ConfigInvalid, match=r"cannot be used.*--state-dir"), StateDir(path).held():
+            pass
+        with pytest.raises(Unavailable, match="no cluster runs"):
+            StateDir(path).read()

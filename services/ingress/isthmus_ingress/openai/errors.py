@@ -36,6 +36,10 @@ class RequestTimeout(InvalidRequest):
     code, http_status = "request_timeout", 408
 
 
+class HeadTooLarge(InvalidRequest):
+    code, http_status = "headers_too_large", 431
+
+
 class TooManyRequests(NoCapacity):
     """This ingress, not the workers, has as much as it takes."""
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from isthmus_ingress.openai.errors import BODY
 from isthmus_shared.errors import InvalidRequest
-from isthmus_shared.messages.work import MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from isthmus_shared.messages.work import MAX_COUNT, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -76,8 +76,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 MAX_TOKEN_ID = 2**31
-MAX_INT = 2**31 - 1
-"""Of counts: beyond every model's context and vocabulary, and what the workers' messages can carry."""
 TokenId = Annotated[int, Field(ge=0, lt=MAX_TOKEN_ID)]
 
 
@@ -94,10 +92,10 @@ class StreamOptions(_Strict):
 
 class _Common(_Strict):
     model: str | None = None
-    max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
+    max_tokens: int | None = Field(default=None, ge=1, lt=MAX_COUNT)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=MAX_INT)
+    top_k: int | None = Field(default=None, ge=-1, lt=MAX_COUNT)
     min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -155,7 +153,7 @@ class ChatMessage(_Strict):
 
 class ChatRequest(_Common):
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT)
+    max_completion_tokens: int | None = Field(default=None, ge=1, lt=MAX_COUNT)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool | None = None
