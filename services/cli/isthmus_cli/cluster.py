@@ -114,7 +114,7 @@ class Supervisor:
         watch = Watch.of(self._spec)
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
-                await watch_until_ready(self._bus_url, watch, self._reporter)
+                await watch_until_ready(self._bus_url, self._http_url, watch, self._reporter)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"the cluster was not ready within {self._options.start_timeout_s:g} s",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import structlog
 import typer
 from rich.console import Console
 
@@ -57,7 +59,11 @@ def _root(
         bool, typer.Option("--version", help="Show the version and end.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    return
+    # What the command has to say it prints; of the libraries' log only what is wrong, on stderr.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 @app.command(epilog=EPILOG)

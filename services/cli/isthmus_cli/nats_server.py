@@ -7,10 +7,15 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from isthmus_cli.child import BACKOFF_MAX_S, BACKOFF_MIN_S, LIVED_WELL_S, MAX_QUICK_CRASHES, tail
+from isthmus_shared.bus.nats import NatsBus
 from isthmus_shared.bus.server import EmbeddedNats
-from isthmus_shared.errors import Unavailable
+from isthmus_shared.errors import ConfigInvalid, Unavailable
+
+FOUND_S = 5.0
+"""For a server that is there to take a connection; milliseconds, as a rule."""
 
 Changed = Callable[[str, int | None], None]
 
@@ -45,10 +50,31 @@ class Keeper:
             self._changed("started", self.pid)
 
 
+def checked(url: str) -> str:
+    """The user's own URL. Raises `ConfigInvalid` when it can be no server's."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("nats", "tls") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        valid = False
+    if not valid:
+        raise ConfigInvalid(
+            "NATS_URL names no NATS server",
+            todo="give nats://[user:password@]host:port or tls://…, or unset it to have a server started",
+            param="NATS_URL",
+        )
+    return url
+
+
 @asynccontextmanager
 async def bus(url: str | None, log_path: Path, changed: Changed) -> AsyncIterator[Keeper]:
-    """Our own server unless `url` names one; it is stopped when the context is left."""
+    """Our own server unless `url` names one; it is stopped when the context is left.
+
+    Raises `ConfigInvalid` or `BusDisconnected` when there is no server at `url`.
+    """
     if url is not None:
+        probe = await NatsBus.connect(checked(url), name="isthmus up", timeout_s=FOUND_S)
+        await probe.close()
         yield Keeper(url, None, log_path, changed)
         return
     async with EmbeddedNats(log_path=log_path) as server:

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Self
 
+import httpx
+
 from isthmus_cli.reporter import Reporter
 from isthmus_cli.spec import ClusterSpec
 from isthmus_shared.bus.nats import NatsBus
@@ -57,7 +59,8 @@ class Watch:
         return self.ready == self.expected
 
     def missing_text(self) -> str:
-        return "still waiting for " + ", ".join(sorted(self.expected - self.ready))
+        missing = ", ".join(sorted(self.expected - self.ready))
+        return f"still waiting for {missing or 'the endpoint to hear of a worker'}"
 
 
 async def cluster_view(bus: Bus) -> ClusterView:
@@ -66,7 +69,8 @@ async def cluster_view(bus: Bus) -> ClusterView:
     return ClusterView.decode(reply.data)
 
 
-async def watch_until_ready(bus_url: str, watch: Watch, reporter: Reporter) -> None:
+async def watch_until_ready(bus_url: str, http_url: str, watch: Watch, reporter: Reporter) -> None:
+    """Until the planner has heard everyone, and the endpoint would take a request."""
     bus = await NatsBus.connect(bus_url, name="isthmus up")
     async with bus:
         while not watch.complete:
@@ -76,4 +80,18 @@ async def watch_until_ready(bus_url: str, watch: Watch, reporter: Reporter) -> N
                 fresh = []
             for name in fresh:
                 reporter.say("process.ready", f"{name} is ready", name=name)
+            await asyncio.sleep(POLL_S)
+    await endpoint_ready(http_url)
+
+
+async def endpoint_ready(http_url: str) -> None:
+    """Until the ingress has heard of a worker itself, up to a heartbeat after it began to listen; until then it
+    refuses requests."""
+    async with httpx.AsyncClient(timeout=VIEW_TIMEOUT_S, trust_env=False) as http:
+        while True:
+            try:
+                if (await http.get(f"{http_url}/ready")).status_code == httpx.codes.OK:
+                    return
+            except httpx.HTTPError:  # it is being started again
+                pass
             await asyncio.sleep(POLL_S)
