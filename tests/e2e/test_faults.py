@@ -22,7 +22,6 @@ ERRORS = {
     "bus_disconnected",
     "deadline_exceeded",
     "draining",
-    "no_capacity",
     "no_responders",
     "party_lost",
     "stale_party",

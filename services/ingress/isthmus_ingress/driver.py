@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 from structlog.typing import FilteringBoundLogger
 
@@ -27,6 +27,7 @@ from isthmus_ingress.saga_types import (
     RouteFailed,
     SendCancel,
     Start,
+    StepBroke,
     Submit,
     Tick,
 )
@@ -145,8 +146,16 @@ class RunningSaga:
                     assert_never(effect)
         return ended
 
-    def _spawn(self, step: object) -> None:
-        self._deps.tasks.create_task(step)  # type: ignore[arg-type]
+    def _spawn(self, step: Coroutine[Any, Any, None]) -> None:
+        self._deps.tasks.create_task(self._guarded(step))
+
+    async def _guarded(self, step: Coroutine[Any, Any, None]) -> None:
+        """All requests' steps run in one TaskGroup: an exception that left one would end them all."""
+        try:
+            await step
+        except Exception:
+            self._deps.log.exception("request.step_broke", request_id=self.work.request_id)
+            self.feed(StepBroke(IsthmusError("the ingress met a bug in this request", todo="see its log")))
 
     async def _ask_route(self, effect: AskRoute) -> None:
         request = RouteRequest(

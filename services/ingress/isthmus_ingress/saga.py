@@ -39,6 +39,7 @@ from isthmus_ingress.saga_types import (
     SagaState,
     SendCancel,
     Start,
+    StepBroke,
     StopFound,
     Submit,
     Tick,
@@ -124,9 +125,10 @@ class Saga:
             case StopFound():
                 if not self.over:
                     self._done(FinishReason.STOP)
-            case ClientGone():
-                if not self.over:
-                    self._fail(Cancelled("the client left"), "client_gone")
+            case StepBroke() if not self.over:
+                self._fail(event.error, "replanned")
+            case ClientGone() if not self.over:
+                self._fail(Cancelled("the client left"), "client_gone")
         self.wake_at_s = self._next_wake_s()
         return effects
 

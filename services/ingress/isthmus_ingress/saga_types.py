@@ -93,11 +93,20 @@ class BusBack:
 
 
 @dataclass(frozen=True, slots=True)
+class StepBroke:
+    """A bug was met while an effect was carried out: this request ends, and no other."""
+
+    error: IsthmusError
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time `wake_at_s` has come."""
 
 
-Event = Begin | Routed | RouteFailed | Answered | Output | WorkerGone | StopFound | ClientGone | BusBack | Tick
+Event = (
+    Begin | Routed | RouteFailed | Answered | Output | WorkerGone | StopFound | ClientGone | BusBack | StepBroke | Tick
+)
 
 
 # Effects

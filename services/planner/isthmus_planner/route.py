@@ -14,7 +14,7 @@ from enum import StrEnum
 from isthmus_planner.cost import CostConstants, Pending, crossing_s, predict, queue_wait_s
 from isthmus_planner.deadlines import DeadlinePolicy
 from isthmus_planner.registry import ref_of
-from isthmus_shared.errors import ContextTooLong, IsthmusError, ModelNotFound, NoCapacity, Unavailable
+from isthmus_shared.errors import ContextTooLong, IsthmusError, ModelNotFound, Unavailable
 from isthmus_shared.ids import Incarnation
 from isthmus_shared.messages.health import ProcessState, Role, WorkerHeartbeat
 from isthmus_shared.messages.route import Mode, Prediction, Route, RouteRequest
@@ -231,7 +231,7 @@ def _refusal(request: RouteRequest, cluster: Cluster, removed: Counter[str]) -> 
         )
     why = _in_words(removed)
     if any(worker.state is ProcessState.READY for worker in of_model):
-        return NoCapacity(
+        return Unavailable(  # not a matter of load: nobody who could take it is there
             f"no worker can take this request for model {request.model!r}",
             why=why,
             todo="try again, or start another worker",

@@ -22,7 +22,8 @@ from isthmus_testing.waiting import eventually
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = "the whole answer"
-CANCEL_WITHIN_S = 0.1
+CANCEL_WITHIN_S = 1.0
+"""A hundredth of it on a quiet machine; what it must tell apart is waiting for a lease, which takes tens of seconds."""
 
 
 async def ask(ingress: Ingress, **change: Any) -> httpx.Response:
@@ -70,7 +71,7 @@ async def test_a_stall_is_replanned_within_stall_s(folder: Path) -> None:
 
 
 async def test_a_worker_that_falls_silent_is_left_within_its_beats(folder: Path) -> None:
-    async with ingress_stack(folder, TEXT, names=NAMES, beat_s=0.05) as (ingress, cluster, _):
+    async with ingress_stack(folder, TEXT, names=NAMES, beat_s=0.25) as (ingress, cluster, _):
         cluster.workers["d1"].faults.stall_after = 2
         asking = asyncio.ensure_future(ask(ingress))
         await eventually(lambda: len(cluster.workers["d1"].submits) == 1)

@@ -7,7 +7,7 @@ import pytest
 from isthmus_planner.cost import Pending
 from isthmus_planner.ledger import Ledger
 from isthmus_planner.route import Cluster, ModePolicy, Plan, Policy, assignments, choose
-from isthmus_shared.errors import ContextTooLong, IsthmusError, ModelNotFound, NoCapacity, Unavailable
+from isthmus_shared.errors import ContextTooLong, IsthmusError, ModelNotFound, Unavailable
 from isthmus_shared.ids import Incarnation, NodeId, RequestId, WorkerId
 from isthmus_shared.messages.health import ProcessState, Role, WorkerHeartbeat, WorkerLoad
 from isthmus_shared.messages.route import Mode, Route, RouteRequest
@@ -218,10 +218,10 @@ def test_a_prompt_longer_than_any_context_is_the_callers_fault() -> None:
 
 def test_a_refusal_says_which_filter_removed_whom() -> None:
     error = _refusal(lambda: route(ask(exclude=("p",)), cluster(P)))
-    assert isinstance(error, NoCapacity)
+    assert type(error) is Unavailable
     assert "1 x has just failed this request" in error.why
     error = _refusal(lambda: route(ask(), cluster(P)))
-    assert isinstance(error, NoCapacity)
+    assert type(error) is Unavailable
     assert "1 x has no decode role" in error.why
     assert error.retry_after_s
     starting = worker("d", Role.DECODE, state=ProcessState.STARTING)
