@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
 import xxhash
 from pydantic import BaseModel, Field, TypeAdapter
@@ -41,6 +41,7 @@ MAX_GRANTS = 32_768
 """Grants in one Credit frame (8 GiB of KV at the default slot size); more go in further frames."""
 _GRANT = struct.Struct("!IIQ")
 _MASK = 2**64 - 1
+M = TypeVar("M", bound=BaseModel)
 
 
 NO_SLOT = SlotUse(0, 0)
@@ -117,7 +118,9 @@ def checksum(payload: memoryview | bytes | bytearray, *, flow: bytes, chunk: int
 # --- control frames -------------------------------------------------------------------------------------------------
 
 
-class _OfFlow(Frame):
+class OfFlow(Frame):
+    """Base of what is said about one flow."""
+
     transfer_id: Name
     generation: Generation32
 
@@ -126,13 +129,13 @@ class _OfFlow(Frame):
         return FlowKey(TransferId(self.transfer_id), Generation(self.generation))
 
 
-class Pull(_OfFlow):
+class Pull(OfFlow):
     """Consumer's relay → source's: I want that transfer."""
 
     kind: Literal["pull"] = "pull"
 
 
-class Opened(_OfFlow):
+class Opened(OfFlow):
     """The answer: how it is cut, and what it holds."""
 
     kind: Literal["opened"] = "opened"
@@ -141,7 +144,7 @@ class Opened(_OfFlow):
     manifest: Name
 
 
-class Credit(_OfFlow):
+class Credit(OfFlow):
     """Consumer's relay → source's: these chunks may be sent, each into that slot."""
 
     kind: Literal["credit"] = "credit"
@@ -160,13 +163,13 @@ class Credit(_OfFlow):
         return tuple(Grant(chunk, SlotUse(slot, use)) for chunk, slot, use in _GRANT.iter_unpack(self.packed))
 
 
-class Done(_OfFlow):
+class Done(OfFlow):
     """Consumer's relay → source's: taken; free it."""
 
     kind: Literal["done"] = "done"
 
 
-class Abort(_OfFlow):
+class Abort(OfFlow):
     """Either way: the transfer is over."""
 
     kind: Literal["abort"] = "abort"
@@ -196,14 +199,14 @@ def abort(key: FlowKey, fault: Fault) -> Abort:
     return Abort(transfer_id=key.transfer_id, generation=key.generation, fault=cut(fault))
 
 
-class ControlReader:
+class MessageReader(Generic[M]):
     """Cuts a control stream into messages; every frame must be from `sender` to `receiver`."""
 
-    def __init__(self, *, sender: bytes, receiver: bytes) -> None:
-        self._sender, self._receiver = sender, receiver
+    def __init__(self, adapter: TypeAdapter[M], *, sender: bytes, receiver: bytes) -> None:
+        self._adapter, self._sender, self._receiver = adapter, sender, receiver
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[LaneMessage]:
+    def feed(self, data: bytes) -> Iterator[M]:
         self._buffer += data
         while len(self._buffer) >= HEADER_BYTES:
             header = Header.decode(self._buffer[:HEADER_BYTES], limit=MAX_CONTROL_BYTES)
@@ -218,4 +221,11 @@ class ControlReader:
             del self._buffer[:end]
             if xxhash.xxh3_64_intdigest(payload) != header.checksum:
                 raise ProtocolViolation("a control frame arrived damaged")
-            yield unpack(payload, _ADAPTER, what="lane message")
+            yield unpack(payload, self._adapter, what="lane message")
+
+
+class ControlReader(MessageReader[LaneMessage]):
+    """What every lane says."""
+
+    def __init__(self, *, sender: bytes, receiver: bytes) -> None:
+        super().__init__(_ADAPTER, sender=sender, receiver=receiver)
