@@ -21,7 +21,7 @@ if [ "${1:-}" = --fresh ] || [ ! -e "$folder/complete" ]; then
     for archive in *.deb; do
         dpkg-deb --extract "$archive" "$folder/root"
     done
-    ls "$folder"/root/usr/lib/*/libibverbs.so.1 >/dev/null
+    ls "$folder/root/usr/lib"/*/libibverbs.so.1 >/dev/null
     # pyverbs alone, without the rest of Debian's Python: for the search path of another interpreter of that version.
     mkdir "$folder/python"
     ln -s ../root/usr/lib/python3/dist-packages/pyverbs "$folder/python/pyverbs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
@@ -15,7 +16,7 @@ from isthmus_kvrelay.transports.handshake import Identity, LaneKind
 from isthmus_kvrelay.transports.port import ControlEffect, Emit
 from isthmus_kvrelay.transports.shm import SharedPool
 from isthmus_kvrelay.transports.tcp import Adopt, TcpSettings, TcpTransport
-from isthmus_kvrelay.transports.verbs.binding import BINDINGS, Binding, load_binding
+from isthmus_kvrelay.transports.verbs.binding import Binding, load_binding
 from isthmus_kvrelay.transports.verbs.messages import MAX_RAILS
 from isthmus_kvrelay.transports.verbs.transport import VerbsSettings, VerbsTransport
 from isthmus_shared.errors import ConfigInvalid, IsthmusError
@@ -36,20 +37,20 @@ class TransportSettings:
     kind: TransportKind = TransportKind.TCP
     verbs: VerbsSettings = field(default_factory=VerbsSettings)
     """No devices: all that there are."""
-    bindings: tuple[str, ...] = BINDINGS
-    """Libraries to try, in this order."""
+    load: Callable[[], Binding] = load_binding
+    """Where the verbs library comes from; not called for `tcp`."""
 
 
 def make_transport(
     settings: TransportSettings, *, me: Identity, pool: SharedPool, emit: Emit, log: FilteringBoundLogger
 ) -> TcpTransport | MixedTransport:
-    """`ConfigInvalid` when lanes over verbs are asked for and cannot be had; `auto` then goes on with TCP, and says so."""
+    """`ConfigInvalid` when lanes over verbs are asked for and cannot be had; `auto` goes on with TCP, and says so."""
     if settings.kind is TransportKind.TCP:
         return TcpTransport(settings.tcp, me=me, pool=pool, emit=emit, log=log)
     only_verbs = settings.kind is TransportKind.VERBS
     must = only_verbs or bool(settings.verbs.devices)
     try:
-        binding = load_binding(settings.bindings)
+        binding = settings.load()
         verbs = dataclasses.replace(settings.verbs, devices=settings.verbs.devices or _all_devices(binding))
     except ConfigInvalid as error:
         if must:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from isthmus_kvrelay.client import RelayClient
-from isthmus_kvrelay.transports.verbs.binding import BINDINGS
+from isthmus_kvrelay.transports.verbs.binding import BINDINGS, load_binding
 from isthmus_kvrelay.transports.verbs.transport import VerbsSettings
 from isthmus_testing import eventually
-from isthmus_testing.rdma import linked_devices
+from isthmus_testing.rdma import DEVICES, linked_devices
 from isthmus_testing.relay import Node, client_of, daemon_settings, running
 
 
@@ -38,13 +40,17 @@ class Way:
 MakeWay = Callable[..., AbstractAsyncContextManager[Way]]
 
 
-@pytest.fixture(params=["tcp", "shm", *(f"verbs-{name}" for name in BINDINGS)])
+OVER_VERBS = [f"verbs-{name}" for name in BINDINGS] if DEVICES in os.environ else []
+"""Where there are linked devices only: `make rdma-test`. Elsewhere tests/rdma says loudly what is missing."""
+
+
+@pytest.fixture(params=["tcp", "shm", *OVER_VERBS])
 def make_way(request: pytest.FixtureRequest, tmp_path: Path) -> MakeWay:
     kind, _, binding = str(request.param).partition("-")
     ends: dict[str, dict[str, Any]] = {"a": {}, "b": {}}
     if kind == "verbs":
         for name, device in zip(ends, linked_devices(binding), strict=True):
-            ends[name] = {"verbs": VerbsSettings(devices=(device,)), "bindings": (binding,)}
+            ends[name] = {"verbs": VerbsSettings(devices=(device,)), "load": partial(load_binding, (binding,))}
 
     @contextlib.asynccontextmanager
     async def make(**options: Any) -> AsyncIterator[Way]:

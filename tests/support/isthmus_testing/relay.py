@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from isthmus_kvrelay.core.ledger import RelaySettings
 from isthmus_kvrelay.daemon.relay_daemon import DaemonSettings, RelayDaemon
 from isthmus_kvrelay.transports.choice import TransportKind, TransportSettings
 from isthmus_kvrelay.transports.tcp import TcpSettings
-from isthmus_kvrelay.transports.verbs.binding import BINDINGS
+from isthmus_kvrelay.transports.verbs.binding import Binding, load_binding
 from isthmus_kvrelay.transports.verbs.transport import VerbsSettings
 from isthmus_shared.engines.kv_port import KvSink, KvSource
 from isthmus_shared.ids import Generation, NodeId, TransferId, WorkerId, new_id, new_incarnation
@@ -76,7 +76,7 @@ def daemon_settings(
     tcp: dict[str, float] | None = None,
     verbs: VerbsSettings | None = None,
     kind: TransportKind | None = None,
-    bindings: tuple[str, ...] = BINDINGS,
+    load: Callable[[], Binding] = load_binding,
 ) -> DaemonSettings:
     settings = TcpSettings(host="127.0.0.1", port=0, advertise="127.0.0.1", streams=streams)
     return DaemonSettings(
@@ -94,7 +94,7 @@ def daemon_settings(
             tcp=dataclasses.replace(settings, **(tcp or {})),  # type: ignore[arg-type]
             kind=kind or (TransportKind.VERBS if verbs else TransportKind.TCP),
             verbs=verbs or VerbsSettings(),
-            bindings=bindings,
+            load=load,
         ),
     )
 

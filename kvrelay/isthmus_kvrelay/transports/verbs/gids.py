@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,6 +12,9 @@ from pathlib import Path
 from isthmus_kvrelay.transports.verbs.binding import PORT
 
 SYSFS = Path("/sys/class/infiniband")
+MAX_HOLES = 32
+"""Empty entries in a row after which no more are read: tables have up to a thousand, the kernel takes the first free
+one, and a read of each costs a millisecond on some machines. Beyond it an index can still be named."""
 
 
 class GidType(StrEnum):
@@ -51,15 +55,32 @@ def rank_gids(gids: Iterable[Gid]) -> list[Gid]:
 
 
 def read_gids(device: str, *, sysfs: Path = SYSFS) -> list[Gid]:
-    """Every GID that the kernel has for the device, in order of index; `OSError` where there is no such device."""
+    """The GIDs that the kernel has for the device, in order of index; `OSError` where there is no such device."""
     port = sysfs / device / "ports" / str(PORT)
-    found = []
-    for entry in sorted((port / "gids").iterdir(), key=lambda path: int(path.name)):
-        address = IPv6Address(entry.read_text().strip())
-        kind = _attribute(port, "types", entry.name)
-        if int(address) and kind is not None:
-            found.append(Gid(int(entry.name), address, kind, _attribute(port, "ndevs", entry.name) or ""))
+    found: list[Gid] = []
+    holes = 0
+    for name in sorted(os.listdir(port / "gids"), key=int):
+        address = IPv6Address((port / "gids" / name).read_text().strip())
+        kind = _attribute(port, "types", name) if int(address) else None
+        if kind is None:
+            holes += 1
+            if holes > MAX_HOLES:
+                break
+            continue
+        holes = 0
+        found.append(Gid(int(name), address, kind, _attribute(port, "ndevs", name) or ""))
     return found
+
+
+def read_gid(device: str, index: int, *, sysfs: Path = SYSFS) -> Gid | None:
+    """The one at that index; None when it is empty or there is none."""
+    port = sysfs / device / "ports" / str(PORT)
+    try:
+        address = IPv6Address((port / "gids" / str(index)).read_text().strip())
+    except OSError:
+        return None
+    kind = _attribute(port, "types", str(index))
+    return Gid(index, address, kind, _attribute(port, "ndevs", str(index)) or "") if kind and int(address) else None
 
 
 def _attribute(port: Path, which: str, index: str) -> str | None:

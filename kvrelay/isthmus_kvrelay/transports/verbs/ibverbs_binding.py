@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from isthmus_kvrelay.transports.verbs.binding import (
     PathSettings,
     PortFacts,
     QpAddress,
+    Region,
     Status,
     Write,
 )
@@ -70,10 +72,8 @@ class IbverbsQueuePair:
             return []
         try:
             self._channel.get_cq_event()
-        except BlockingIOError:
-            pass
         except ib.VerbsError as error:
-            if error.errno not in (None, 11):
+            if error.errno != errno.EAGAIN:
                 raise
         else:
             self._cq.ack_events(1)
@@ -111,6 +111,15 @@ def _completion(entry: Any) -> Completion:
     return Completion(entry.wr_id, status, imm, of_receive)
 
 
+class IbverbsRegion:
+    def __init__(self, region: Any) -> None:
+        self._region = region
+        self.lkey, self.rkey = int(region.lkey), int(region.rkey)
+
+    def close(self) -> None:
+        self._region.close()
+
+
 class IbverbsDevice:
     def __init__(self, device: Any) -> None:
         self._name = str(device.name)
@@ -130,10 +139,10 @@ class IbverbsDevice:
             ethernet=int(port.link_layer) == _ETHERNET,
         )
 
-    def register(self, address: int, size_bytes: int, *, remote_write: bool) -> Any:
-        return self._pd.reg_mr(address, size_bytes, _LOCAL | (_REMOTE if remote_write else 0))
+    def register(self, address: int, size_bytes: int, *, remote_write: bool) -> IbverbsRegion:
+        return IbverbsRegion(self._pd.reg_mr(address, size_bytes, _LOCAL | (_REMOTE if remote_write else 0)))
 
-    def queue_pair(self, depths: Depths, receive_into: Any, receive_address: int) -> IbverbsQueuePair:
+    def queue_pair(self, depths: Depths, receive_into: Region, receive_address: int) -> IbverbsQueuePair:
         return IbverbsQueuePair(self._context, self._pd, depths)
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ from isthmus_kvrelay.transports.verbs.outbox import Outbox
 from isthmus_kvrelay.transports.verbs.rail import Rail
 from isthmus_kvrelay.transports.verbs.rails import RailMaker, Rails
 from isthmus_kvrelay.wire import incarnation_digest
-from isthmus_shared.errors import IsthmusError, PartyLost, ProtocolViolation
+from isthmus_shared.errors import IsthmusError, ProtocolViolation
 from isthmus_shared.ids import Incarnation
 
 CHAIN_CHUNKS = 8

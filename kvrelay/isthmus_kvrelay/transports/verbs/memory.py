@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from isthmus_kvrelay.transports.shm import SharedPool
 from isthmus_kvrelay.transports.verbs.binding import Binding, Device, PortFacts, Region
-from isthmus_kvrelay.transports.verbs.gids import Gid, rank_gids, read_gids
+from isthmus_kvrelay.transports.verbs.gids import Gid, rank_gids, read_gid, read_gids
 from isthmus_kvrelay.wire import HEADER_BYTES
 from isthmus_shared.errors import ConfigInvalid
 
@@ -99,7 +99,6 @@ class Adapter:
 def open_adapter(binding: Binding, name: str, memory: PoolMemory, *, gid_index: int | None = None) -> Adapter:
     """Raises `ConfigInvalid` saying what is wrong with the device. Registering takes about a second per 4 GiB."""
     try:
-        gids = rank_gids(read_gids(name))
         device = binding.open(name)
     except OSError as error:
         raise ConfigInvalid(
@@ -111,7 +110,8 @@ def open_adapter(binding: Binding, name: str, memory: PoolMemory, *, gid_index: 
     regions: list[Region] = []
     try:
         port = device.port()
-        chosen = next((gid for gid in gids if gid_index in (None, gid.index)), None)
+        ranked = rank_gids(read_gids(name)) if gid_index is None else [read_gid(name, gid_index)]
+        chosen = ranked[0] if ranked else None
         if not port.active or chosen is None:
             why = "it has no such address (GID)" if port.active else "its port is not active"
             raise ConfigInvalid(f"the RDMA device {name!r} cannot be used", why=why, todo="see `isthmus doctor`")

@@ -29,6 +29,7 @@ from isthmus_kvrelay.transports.verbs.binding import (
     PathSettings,
     PortFacts,
     QpAddress,
+    Region,
     Status,
     Write,
 )
@@ -178,6 +179,16 @@ def _completion(entry: Any) -> Completion:
     return Completion(entry.wr_id, status, imm, of_receive)
 
 
+class PyverbsRegion:
+    def __init__(self, region: Any) -> None:
+        self._region = region
+        self.lkey, self.rkey = int(region.lkey), int(region.rkey)  # the library's own crash once it is closed
+
+    def close(self) -> None:
+        with _as_os_error("close region"):
+            self._region.close()
+
+
 class PyverbsDevice:
     def __init__(self, name: str) -> None:
         self._name = name
@@ -199,12 +210,12 @@ class PyverbsDevice:
             ethernet=port.link_layer == _ETHERNET,
         )
 
-    def register(self, address: int, size_bytes: int, *, remote_write: bool) -> Any:
+    def register(self, address: int, size_bytes: int, *, remote_write: bool) -> PyverbsRegion:
         access = _LOCAL_WRITE | (_REMOTE_WRITE if remote_write else 0)
         with _as_os_error(f"register {size_bytes} bytes"):
-            return MR(self._pd, size_bytes, access, address=address)
+            return PyverbsRegion(MR(self._pd, size_bytes, access, address=address))
 
-    def queue_pair(self, depths: Depths, receive_into: Any, receive_address: int) -> PyverbsQueuePair:
+    def queue_pair(self, depths: Depths, receive_into: Region, receive_address: int) -> PyverbsQueuePair:
         receive = RecvWR(wr_id=RECEIVE_ID, num_sge=1, sg=[SGE(receive_address, 0, receive_into.lkey)])
         return PyverbsQueuePair(self._context, self._pd, depths, receive)
 

@@ -23,10 +23,10 @@ from isthmus_kvrelay.core.events import (
     SendChunk,
     SlotQuiet,
 )
+from isthmus_kvrelay.transports.address import parse_address
 from isthmus_kvrelay.transports.handshake import NONCE_BYTES, DialerHello, Identity, dial_in
 from isthmus_kvrelay.transports.port import ControlEffect, Emit
 from isthmus_kvrelay.transports.shm import SharedPool
-from isthmus_kvrelay.transports.tcp import parse_address
 from isthmus_kvrelay.transports.tcp_lane import as_loss
 from isthmus_kvrelay.transports.verbs.binding import Binding, Depths, PathSettings
 from isthmus_kvrelay.transports.verbs.control_stream import Liveness
