@@ -9,7 +9,7 @@ TORCH_INDEX_URL ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status chat test test-fast lint types format schemas sim bench clean check-python
+.PHONY: help up down status chat test test-fast lint types format schemas sim bench rdma-test rdma-kernel clean check-python
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -57,6 +57,13 @@ sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARG
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
 
+rdma-test: $(VENV)/.rdma  ## lanes over RDMA verbs, in a guest kernel with Soft-RoCE (docs/rdma.md)
+	@OMP_NUM_THREADS=1 GUEST_TIMEOUT_S=1200 tools/rdma/guest.sh $(BIN)/python -m pytest -p no:cacheprovider \
+	  tests/rdma tests/contract/transports/test_delivery.py -k verbs $(ARGS)
+
+rdma-kernel:  ## build that guest kernel from Debian's source into your cache (about 15 CPU minutes, once)
+	@tools/rdma/kernel.sh
+
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
 
@@ -82,3 +89,7 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 	@echo "installing Isthmus and its test tools into $(VENV) (once; torch's CPU build is the large part)"
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.local
+
+$(VENV)/.rdma: $(VENV)/.dev
+	@$(PIP) --editable '.[rdma]'
+	@touch $@

@@ -1,4 +1,4 @@
-"""Real verbs: two linked devices, each binding. `make rdma-test` brings both; elsewhere they skip and say why."""
+"""Real verbs: linked devices, each binding. `make rdma-test` brings all; elsewhere they skip and say why."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from isthmus_testing.rdma import Link, linked_devices
 
 @dataclass(frozen=True)
 class Fabric:
-    """Two linked devices and one way to use them."""
+    """Devices, `one` linked to `two` and `three` to `four`, and one way to use them."""
 
     name: str
     one: str
     two: str
+    three: str
+    four: str
 
     def load(self) -> Binding:
         return load_binding((self.name,))
@@ -38,7 +40,7 @@ def fabric(request: pytest.FixtureRequest) -> Fabric:
 
 @pytest.fixture
 def link(fabric: Fabric) -> Iterator[Link]:
-    """The wire between the two devices; whole again afterwards."""
+    """The wire between devices one and two; whole again afterwards."""
     wire = Link()
     yield wire
     wire.mend()

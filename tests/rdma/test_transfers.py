@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import structlog
+import uvloop
 from structlog.testing import LogCapture
 
 from isthmus_kvrelay.client import RelayClient
@@ -91,7 +92,7 @@ async def pair(folder: Path, source: dict[str, Any], target: dict[str, Any], **b
 
 
 async def test_64_chunks_of_1_mib_arrive_byte_for_byte(fabric: Any, tmp_path: Path) -> None:
-    big = {"total_slots": 66, "slot_bytes": MIB, "out_share": 0.98}
+    big = {"total_slots": 130, "slot_bytes": MIB}
     async with pair(tmp_path, fabric.at(fabric.one), fabric.at(fabric.two), **big) as nodes:
         transfer, data = new_transfer(), [hashlib.shake_128(b"%d" % chunk).digest(MIB) for chunk in range(64)]
         sink = await nodes.producer.open_sink(transfer, G1, manifest_of(64 * MIB), deadline_s=100, wait_s=5)
@@ -151,8 +152,8 @@ async def test_memory_that_is_not_the_peers_to_write_closes_the_lane_with_remote
         assert isinstance(caught.value, TransferFailed | PartyLost)
         source.release()
         await nodes.at_rest()
-        (failure,) = [entry for entry in nodes.logged("rail.failed") if "REM_ACCESS_ERR" in entry["why"]]
-        assert failure["device"] == fabric.one
+        refused = [entry for entry in nodes.logged("rail.failed") if "REM_ACCESS_ERR" in entry["why"]]
+        assert fabric.one in {entry["device"] for entry in refused}
         assert nodes.source.closed[-1].fault is not None
         assert "REM_ACCESS_ERR" in nodes.source.closed[-1].fault.why
 
@@ -187,10 +188,9 @@ async def test_bytes_that_change_on_the_way_are_a_checksum_mismatch(fabric: Any,
 async def test_a_bad_rail_is_quarantined_and_tried_again_while_the_other_carries_on(
     fabric: Any, tmp_path: Path, link: Link
 ) -> None:
-    """Rail 0 crosses the wire; rail 1 stays within the second device, so that a cut is rail 0's trouble alone."""
     quick = {"path": IMPATIENT, "first_quarantine_s": 0.2, "longest_quarantine_s": 0.2}
-    target = fabric.at(fabric.one, fabric.two, **quick)
-    source = fabric.at(fabric.two, fabric.two, **quick)
+    target = fabric.at(fabric.one, fabric.three, **quick)
+    source = fabric.at(fabric.two, fabric.four, **quick)
     async with pair(tmp_path, source, target, total_slots=128) as nodes:
         await nodes.arrives()
         await eventually(lambda: len(nodes.logged("rail.up")) == 4, what="both rails up at both ends")
@@ -262,6 +262,16 @@ async def test_a_relay_with_tcp_only_is_reached_over_tcp_when_that_is_allowed(fa
         with pytest.raises(IsthmusError, match="no lanes over verbs"):
             await source.ready()
         source.release()
+
+
+def test_it_runs_on_the_services_event_loop_too(fabric: Any, tmp_path: Path) -> None:
+    async def one() -> None:
+        async with pair(tmp_path, fabric.at(fabric.one), fabric.at(fabric.two)) as nodes:
+            await nodes.arrives()
+            await nodes.at_rest()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(one())
 
 
 async def test_a_device_that_does_not_exist_stops_the_relay_with_a_reason(fabric: Any, tmp_path: Path) -> None:

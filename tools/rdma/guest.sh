@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# guest.sh CMD [ARG...]: run CMD in a throw-away User-Mode-Linux guest that has two linked RDMA devices.
+# guest.sh CMD [ARG...]: run CMD in a throw-away User-Mode-Linux guest that has two pairs of linked RDMA devices.
 #
 #   rxe0 on v0, 10.77.0.1  <== veth ==>  rxe1 on v1, 10.77.0.2      (Soft-RoCE: real verbs, software adapter)
+#   rxe2 on v2, 10.77.2.1  <== veth ==>  rxe3 on v3, 10.77.2.2
 #
 # The guest sees this machine's files read-only with memory over them, runs CMD in the current folder with this
 # environment, and its exit status is CMD's. Everything that it writes is lost, but for GUEST_SHARE, a folder that it
 # may write to. 124: it ran longer than GUEST_TIMEOUT_S; 125: the guest itself failed. No root is needed on the host.
 set -euo pipefail
-[ $# -gt 0 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 kernel=$("$here/kernel.sh")
 packages=$("$here/packages.sh")
@@ -55,6 +56,30 @@ chmod +x "$job/init"
     printf 'packages=%q\n' "$packages/root"
     cat <<'INSIDE'
 exec </dev/null
+# wire N PREFIX: vN and vN+1, linked, with a device each. Both ends are in one namespace (rxe knows no other): each must
+# answer for its own address only, accept what comes from the other although that is local too, and route by the
+# interface that a packet leaves from.
+wire() {
+    local one=v$1 two=v$(($1 + 1)) interface
+    # Room for 4096 bytes of payload and the headers, so that the devices' MTU is 4096.
+    ip link add "$one" mtu 4200 type veth peer name "$two" mtu 4200
+    ip addr add "$2.1/24" dev "$one"
+    ip addr add "$2.2/24" dev "$two"
+    for interface in all "$one" "$two"; do
+        echo 1 >"/proc/sys/net/ipv4/conf/$interface/accept_local"
+        echo 0 >"/proc/sys/net/ipv4/conf/$interface/rp_filter"
+        echo 1 >"/proc/sys/net/ipv4/conf/$interface/arp_ignore"
+        echo 2 >"/proc/sys/net/ipv4/conf/$interface/arp_announce"
+    done
+    ip link set "$one" up
+    ip link set "$two" up
+    ip rule add pref $((10 + $1)) oif "$one" lookup $((10 + $1))
+    ip rule add pref $((11 + $1)) oif "$two" lookup $((11 + $1))
+    ip route add "$2.0/24" dev "$one" src "$2.1" table $((10 + $1))
+    ip route add "$2.0/24" dev "$two" src "$2.2" table $((11 + $1))
+    rdma link add "rxe$1" type rxe netdev "$one"
+    rdma link add "rxe$(($1 + 1))" type rxe netdev "$two"
+}
 prepare() {
     set -e
     cp -a "$packages/usr/." /usr/
@@ -62,34 +87,16 @@ prepare() {
     if [ -d "$packages/etc" ]; then cp -a "$packages/etc/." /etc/; fi
     ldconfig
     ip link set lo up
-    # Room for 4096 bytes of payload and the headers, so that the devices' MTU is 4096.
-    ip link add v0 mtu 4200 type veth peer name v1 mtu 4200
-    ip addr add 10.77.0.1/24 dev v0
-    ip addr add 10.77.0.2/24 dev v1
-    # Both ends are in one namespace (rxe knows no other): each must answer for its own address only, accept what
-    # comes from the other although that is local too, and route by the interface that a packet leaves from.
-    for one in all v0 v1; do
-        echo 1 >/proc/sys/net/ipv4/conf/$one/accept_local
-        echo 0 >/proc/sys/net/ipv4/conf/$one/rp_filter
-        echo 1 >/proc/sys/net/ipv4/conf/$one/arp_ignore
-        echo 2 >/proc/sys/net/ipv4/conf/$one/arp_announce
-    done
-    ip link set v0 up
-    ip link set v1 up
     ip rule add pref 100 lookup local
     ip rule del pref 0
-    ip rule add pref 10 oif v0 lookup 10
-    ip rule add pref 11 oif v1 lookup 11
-    ip route add 10.77.0.0/24 dev v0 src 10.77.0.1 table 10
-    ip route add 10.77.0.0/24 dev v1 src 10.77.0.2 table 11
-    rdma link add rxe0 type rxe netdev v0
-    rdma link add rxe1 type rxe netdev v1
+    wire 0 10.77.0
+    wire 2 10.77.2
 }
 status=125
 if (prepare) >/run/job/log 2>&1; then
     ulimit -l unlimited
     ulimit -n 65536
-    export ISTHMUS_TEST_RDMA_DEVICES=rxe0,rxe1
+    export ISTHMUS_TEST_RDMA_DEVICES=rxe0,rxe1,rxe2,rxe3
     exec 3>/dev/tty0
     stty -opost <&3 2>/dev/null || stty -opost </dev/tty0
     bash -c '. /run/job/command' 2>&1 | cat >&3

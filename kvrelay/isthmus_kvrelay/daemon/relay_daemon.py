@@ -71,7 +71,11 @@ class RelayDaemon:
         self._loop = asyncio.get_running_loop()
         listener = listen_at(self.settings.socket)
         self._socket_inode = inode_of(self.settings.socket)
-        address = await self._transport.start()
+        try:
+            address = await self._transport.start()
+        except BaseException:
+            listener.close()
+            raise
         node, life = self.settings.node_id, self.settings.relay.incarnation
         self._ref = RelayRef(node_id=node, incarnation=life, address=address)
         self._server = await self._loop.create_unix_server(self._new_session, sock=listener)

@@ -1,4 +1,4 @@
-"""The two linked RDMA devices that tests/rdma needs, or a loud skip; and ways to make them misbehave."""
+"""The linked RDMA devices that tests/rdma needs, or a loud skip; and ways to make them misbehave."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from isthmus_kvrelay.transports.verbs.binding import (
 from isthmus_shared.errors import ConfigInvalid
 
 DEVICES = "ISTHMUS_TEST_RDMA_DEVICES"
-"""Two names, separated by a comma; `make rdma-test` sets it in its guest. There a missing device is no skip."""
-HOW = "`make rdma-test` brings two Soft-RoCE devices in a User-Mode-Linux guest"
+"""Four names, separated by commas: the first is linked to the second, the third to the fourth. `make rdma-test` sets it
+in its guest; where it is set, a missing device is a failure and no skip."""
+HOW = "`make rdma-test` brings Soft-RoCE devices in a User-Mode-Linux guest"
 
 
-def linked_devices(binding: str) -> tuple[str, str]:
-    """Names of two devices that reach each other, to be used through that binding."""
+def linked_devices(binding: str) -> tuple[str, ...]:
+    """Names of devices, two by two linked, to be used through that binding."""
     named = os.environ.get(DEVICES)
     try:
         found = load_binding((binding,)).devices()
@@ -43,21 +44,20 @@ def linked_devices(binding: str) -> tuple[str, str]:
             raise
         pytest.skip(f"no RDMA in this kernel ({error.strerror}); {HOW}")
     if not named:
-        pytest.skip(f"{DEVICES} does not name two linked RDMA devices (there are {found}); {HOW}")
-    one, two = named.split(",")
-    return one, two
+        pytest.skip(f"{DEVICES} does not name linked RDMA devices (there are {found}); {HOW}")
+    return tuple(named.split(","))
 
 
 class Link:
-    """The guest's wire between its two devices (see tools/rdma/guest.sh). TCP over loopback does not use it."""
+    """The guest's wire between its first two devices (see tools/rdma/guest.sh). TCP over loopback does not use it."""
 
-    def __init__(self, interface: str = "v0") -> None:
-        self._interface = interface
+    def __init__(self, *interfaces: str) -> None:
+        self._interfaces = interfaces or ("v0", "v1")
         self._cut = False
 
     def cut(self) -> None:
-        """Every packet that leaves the first device is lost from now on."""
-        self._tc("add", "loss", "100%")
+        """Every packet is lost from now on, both ways."""
+        self._tc("add", "netem", "loss", "100%")
         self._cut = True
 
     def mend(self) -> None:
@@ -66,8 +66,8 @@ class Link:
             self._cut = False
 
     def _tc(self, verb: str, *how: str) -> None:
-        netem = ["netem", *how] if how else []
-        subprocess.run(["tc", "qdisc", verb, "dev", self._interface, "root", *netem], check=True)
+        for interface in self._interfaces:
+            subprocess.run(["tc", "qdisc", verb, "dev", interface, "root", *how], check=True)
 
 
 class Tampered:
