@@ -26,11 +26,13 @@ status: $(VENV)/.local  ## what the running cluster is doing
 chat: $(VENV)/.local  ## talk to the running cluster
 	@$(BIN)/isthmus chat $(ARGS)
 
+# Two at a time; whole clusters (tests/e2e) share one of the two, so that only one of them runs.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 test: $(VENV)/.dev  ## every test (ARGS="-k name")
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) -n 2 --dist loadgroup $(ARGS)
 
 test-fast: $(VENV)/.dev  ## the tests that take under ten seconds each, without whole clusters
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
 
 lint: $(VENV)/.dev  ## style, layers, drift of generated files
 	@$(BIN)/ruff check .
@@ -52,7 +54,7 @@ schemas: $(VENV)/.dev  ## write schemas/ and docs/configuration.md anew from the
 	@$(BIN)/python tools/gen_config_docs.py
 
 sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/sim $(ARGS)
+	@$(PYTEST) tests/sim $(ARGS)
 
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
