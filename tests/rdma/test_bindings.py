@@ -25,6 +25,9 @@ from isthmus_kvrelay.transports.verbs.binding import (
 )
 from isthmus_kvrelay.transports.verbs.gids import rank_gids, read_gids
 from isthmus_kvrelay.transports.verbs.memory import address_of
+from isthmus_testing.rdma import require_devices
+
+require_devices()
 
 SIZE = 1 << 16
 DEPTHS = Depths(send=32, receive=16)

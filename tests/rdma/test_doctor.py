@@ -6,6 +6,9 @@ from typing import Any
 
 from isthmus_kvrelay.transports.verbs.binding import Depths
 from isthmus_kvrelay.transports.verbs.doctor import Grade, HostFacts, check_device
+from isthmus_testing.rdma import require_devices
+
+require_devices()
 
 HOST = HostFacts(memlock_bytes=1 << 30, rdma_core=44)
 

@@ -27,7 +27,7 @@ from isthmus_kvrelay.transports.verbs.control_stream import Liveness
 from isthmus_shared.errors import ChecksumMismatch, ConfigInvalid, IsthmusError, PartyLost, TransferFailed
 from isthmus_shared.messages.work import RelayRef
 from isthmus_testing import eventually
-from isthmus_testing.rdma import Damaging, Link, NeverReady, Tampered, WrongKey
+from isthmus_testing.rdma import Damaging, Link, NeverReady, Tampered, WrongKey, require_devices
 from isthmus_testing.relay import (
     G1,
     SLOT_BYTES,
@@ -42,6 +42,8 @@ from isthmus_testing.relay import (
     ticket_for,
     write,
 )
+
+require_devices()
 
 MIB = 1 << 20
 SIZE = 12 * SLOT_BYTES

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from isthmus_kvrelay.transports.verbs.binding import (
+    BINDINGS,
     Binding,
     Completion,
     Depths,
@@ -30,22 +31,28 @@ in its guest; where it is set, a missing device is a failure and no skip."""
 HOW = "`make rdma-test` brings Soft-RoCE devices in a User-Mode-Linux guest"
 
 
+def require_devices() -> None:
+    """For the head of a module whose tests need them: skips it where there are none, and says what is missing."""
+    if DEVICES in os.environ:
+        return
+    reasons = []
+    for name in BINDINGS:
+        try:
+            reasons.append(f"{name} has the devices {load_binding((name,)).devices()}")
+        except ConfigInvalid as error:
+            reasons.append(error.why)
+        except OSError as error:
+            reasons.append(f"{name}: {error}")
+    why = f"{DEVICES} names no linked RDMA devices ({'; '.join(reasons)}); {HOW}"
+    pytest.skip(why, allow_module_level=True)
+
+
 def linked_devices(binding: str) -> tuple[str, ...]:
-    """Names of devices, two by two linked, to be used through that binding."""
-    named = os.environ.get(DEVICES)
-    try:
-        found = load_binding((binding,)).devices()
-    except ConfigInvalid as error:
-        if named:
-            raise
-        pytest.skip(f"no RDMA library {binding}: {error.why}; {HOW}")
-    except OSError as error:
-        if named:
-            raise
-        pytest.skip(f"no RDMA in this kernel ({error.strerror}); {HOW}")
-    if not named:
-        pytest.skip(f"{DEVICES} does not name linked RDMA devices (there are {found}); {HOW}")
-    return tuple(named.split(","))
+    """Names of devices, two by two linked, to be used through that binding; a missing one is an error."""
+    names = tuple(os.environ[DEVICES].split(","))
+    missing = set(names) - set(load_binding((binding,)).devices())
+    assert not missing, f"{DEVICES} names {missing}, which {binding} does not find"
+    return names
 
 
 class Link:
