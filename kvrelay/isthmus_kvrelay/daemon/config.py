@@ -11,8 +11,11 @@ from pydantic import Field, model_validator
 
 from isthmus_kvrelay.core.ledger import RelaySettings
 from isthmus_kvrelay.daemon.relay_daemon import DaemonSettings
+from isthmus_kvrelay.transports.choice import TransportKind, TransportSettings
 from isthmus_kvrelay.transports.handshake import MAX_STREAMS, MIN_SECRET_CHARS
 from isthmus_kvrelay.transports.tcp import TcpSettings
+from isthmus_kvrelay.transports.verbs.messages import MAX_RAILS
+from isthmus_kvrelay.transports.verbs.transport import VerbsSettings
 from isthmus_shared.config import ServiceConfig, secret_field
 from isthmus_shared.ids import Incarnation, NodeId
 
@@ -40,6 +43,19 @@ class RelayConfig(ServiceConfig):
     rate_bytes_per_s: float = Field(default=0, ge=0, description="Ceiling of one lane; 0 is none")
     streams: int = Field(default=2, ge=1, le=MAX_STREAMS, description="TCP data streams of one lane")
 
+    transport: TransportKind = Field(
+        default=TransportKind.AUTO,
+        description="What carries lanes; `auto`: RDMA verbs where both ends have it, else TCP",
+    )
+    devices: tuple[str, ...] = Field(
+        default=(),
+        max_length=MAX_RAILS,
+        description="RDMA devices, one rail each, in the same order on every node; none: all that there are",
+    )
+    gid_index: int | None = Field(
+        default=None, ge=0, lt=256, description="Address (GID) of every device; default: the best, RoCE v2 first"
+    )
+
     @model_validator(mode="after")
     def _at_least_two_slots(self) -> RelayConfig:
         if self.pool_bytes < 2 * self.slot_bytes:
@@ -59,5 +75,9 @@ class RelayConfig(ServiceConfig):
                 out_share=self.out_share,
                 rate_bytes_per_s=self.rate_bytes_per_s or math.inf,
             ),
-            tcp=TcpSettings(host=self.host, port=self.port, advertise=self.advertise or host, streams=self.streams),
+            transport=TransportSettings(
+                tcp=TcpSettings(host=self.host, port=self.port, advertise=self.advertise or host, streams=self.streams),
+                kind=self.transport,
+                verbs=VerbsSettings(devices=self.devices, gid_index=self.gid_index),
+            ),
         )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import threading
 from collections import deque
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
 from secrets import token_bytes
 
@@ -25,16 +24,19 @@ from isthmus_kvrelay.core.events import (
     SendChunk,
     SlotQuiet,
 )
+from isthmus_kvrelay.transports.address import parse_address
 from isthmus_kvrelay.transports.handshake import (
     NONCE_BYTES,
     DialerHello,
     Identity,
+    LaneKind,
     NotAuthentic,
     dial_in,
     let_in,
     reject,
     welcome,
 )
+from isthmus_kvrelay.transports.joining import Joining
 from isthmus_kvrelay.transports.landing import LandingTable
 from isthmus_kvrelay.transports.port import ControlEffect, Emit
 from isthmus_kvrelay.transports.shm import SharedPool
@@ -48,8 +50,7 @@ MAX_HANDSHAKES = 64
 """Connections that have not proved themselves yet, and half-joined lanes; one more is closed at once."""
 SOCKET_BUFFER_BYTES = 4 << 20
 BACKLOG = 128
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|(?:[A-Za-z0-9_-]{1,63}\.){0,9}[A-Za-z0-9_-]{1,63}):([0-9]{1,5})")
-"""What a ticket may make this relay dial: host name, IPv4, or IPv6 in brackets, and a port."""
+Adopt = Callable[[DialerHello, socket.socket], None]
 ACCEPT_PAUSE_S = 0.1
 """After a failed accept, so that a lack of descriptors does not spin."""
 
@@ -66,26 +67,29 @@ class TcpSettings:
     ping_timeout_s: float = 5.0
 
 
-@dataclass(slots=True)
-class _Joining:
-    """An accepted lane some of whose streams are still to come."""
-
-    streams: int
-    timer: asyncio.TimerHandle
-    sockets: dict[int, socket.socket] = field(default_factory=dict)
-
-
 class TcpTransport:
     """See `transports.port.Transport`. Lanes go both ways, whoever dialed."""
 
     def __init__(
-        self, settings: TcpSettings, *, me: Identity, pool: SharedPool, emit: Emit, log: FilteringBoundLogger
+        self,
+        settings: TcpSettings,
+        *,
+        me: Identity,
+        pool: SharedPool,
+        emit: Emit,
+        log: FilteringBoundLogger,
+        lane_numbers: Iterator[int] | None = None,
+        adopt: Mapping[LaneKind, Adopt | None] | None = None,
     ) -> None:
+        """`lane_numbers`: shared with the relay's other transports. `adopt`: which kinds of lane may be dialed at the
+        listener, and who takes the connections (None: this transport); by default its own kind only.
+        """
         self._settings, self._me, self._pool, self._emit, self._log = settings, me, pool, emit, log
         self._landing = LandingTable(pool)
         self._lanes: dict[LaneId, TcpLane] = {}
-        self._joining: dict[tuple[Incarnation, bytes], _Joining] = {}
-        self._lane_numbers = count(1)
+        self._joining: dict[tuple[Incarnation, bytes], Joining] = {}
+        self._lane_numbers = count(1) if lane_numbers is None else lane_numbers
+        self._adopt: dict[LaneKind, Adopt | None] = {"tcp": None} if adopt is None else dict(adopt)
         self._handshakes = 0
         self._uncredited = 0
         self._listener: socket.socket | None = None
@@ -126,7 +130,7 @@ class TcpTransport:
                 task.cancel()
             listener.close()
             for joining in list(self._joining.values()):
-                _discard(joining)
+                joining.discard()
             self._joining.clear()
             for lane in list(self._lanes.values()):
                 lane.close(PartyLost("the relay is stopping"))
@@ -242,7 +246,7 @@ class TcpTransport:
         self.post(DialFailed(effect.peer, as_loss(error).to_fault()))
 
     async def _dial_streams(self, effect: Dial, sockets: list[socket.socket]) -> None:
-        host, port = _address(effect.address)
+        host, port = parse_address(effect.address)
         infos = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, proto, _, where = infos[0]
         token, streams = token_bytes(NONCE_BYTES), self._settings.streams
@@ -282,6 +286,12 @@ class TcpTransport:
                 if refusal is not None:
                     await reject(sock, refusal)
                     raise refusal
+                adopt = self._adopt.get(hello.transport)
+                if adopt is not None:
+                    await welcome(sock)
+                    kept = True
+                    adopt(hello, sock)
+                    return
                 self._keep(hello, sock)
                 kept = True
                 await welcome(sock)
@@ -304,6 +314,8 @@ class TcpTransport:
             return PartyLost("the relay is stopping")
         if hello.wanted != self._me.incarnation:
             return StaleParty("the relay at this address is another life than the one that was meant")
+        if hello.transport not in self._adopt:
+            return NoCapacity(f"this relay has no lanes over {hello.transport}")
         if hello.stream > hello.streams:
             return ProtocolViolation("a data stream beyond those announced")
         joining = self._joining.get((Incarnation(hello.incarnation), hello.lane))
@@ -320,13 +332,13 @@ class TcpTransport:
         joining = self._joining.get(name)
         if joining is None:
             timer = self._loop.call_later(self._settings.handshake_timeout_s, self._forget, name)
-            joining = self._joining[name] = _Joining(hello.streams, timer)
+            joining = self._joining[name] = Joining(hello.streams, timer)
         joining.sockets[hello.stream] = sock
 
     def _forget(self, name: tuple[Incarnation, bytes]) -> None:
         joining = self._joining.pop(name, None)
         if joining is not None:
-            _discard(joining)
+            joining.discard()
             self._log.warning("lane.refused", peer=name[0], code="deadline_exceeded", error="streams are missing")
 
     async def _join(self, hello: DialerHello) -> None:
@@ -379,21 +391,8 @@ class TcpTransport:
         self._log.info("lane.down", lane=lane.lane)
 
 
-def _address(text: str) -> tuple[str, int]:
-    found = _ADDRESS.fullmatch(text)
-    if found is None or int(found[2]) > 65_535:
-        raise ProtocolViolation(f"{text[:100]!r} is no relay's address")
-    return found[1].strip("[]"), int(found[2])
-
-
 def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
-
-
-def _discard(joining: _Joining) -> None:
-    joining.timer.cancel()
-    for sock in joining.sockets.values():
-        sock.close()

@@ -84,8 +84,7 @@ def up(
 
     The bus is a server of its own, or yours if NATS_URL is set.
     """
-    console = Console()
-    reporter = JsonReporter(console) if json_events else TerminalReporter(console)
+    reporter = JsonReporter(sys.stdout) if json_events else TerminalReporter(Console())
     try:
         spec = _adjusted(load(cluster), port, host, engine, model, model_name, mode)
         options = UpOptions(
