@@ -126,8 +126,10 @@ class Metrics:
 
     def _relay_lanes(self) -> None:
         """Labelled with the peer's incarnation; a lane's series go when it does, so there are as many as lanes."""
-        self.relay_lane_rate = self._gauge("relay_lane_rate_bytes_per_s", "What the pacer allows", "peer")
-        self.relay_lane_queue_age = self._gauge("relay_lane_queue_age_s", "Since when chunks have been waiting", "peer")
+        self.relay_lane_rate = self._gauge("relay_lane_rate_bytes_per_second", "What the pacer allows", "peer")
+        self.relay_lane_queue_age = self._gauge(
+            "relay_lane_queue_age_seconds", "Since when chunks have been waiting", "peer"
+        )
         self.relay_lane_waiting = self._gauge("relay_lane_waiting_flows", "Flows with chunks to send", "peer")
         self.relay_lane_work = self._gauge("relay_lane_work_requests", "Chunks of credit that the peer holds", "peer")
         self.relay_lane_sent = self._gauge("relay_lane_sent_bytes", "Sent since the lane came up", "peer")

@@ -1,4 +1,4 @@
-"""Where the pool's pages come from: filled in before the first transfer, of huge pages or of one NUMA node on request."""
+"""Where the pool's pages come from: filled in early, of huge pages or of one NUMA node on request."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -32,7 +32,7 @@ class DaemonSettings:
     secret: bytes
     relay: RelaySettings
     transport: TransportSettings
-    memory: MemorySettings = MemorySettings()
+    memory: MemorySettings = field(default_factory=MemorySettings)
 
 
 class RelayDaemon:
