@@ -71,7 +71,7 @@ class VerbsLane:
         self.closing = False
         self.up: asyncio.Future[None] = self._loop.create_future()
         """Done when the peer's side can be written to; an `IsthmusError` when that will never be."""
-        self._told_up = False
+        self.told_up = False
         self._outbox = Outbox(dropped=lambda job: self._report_sent(job, ok=False), fenced=self._say_fenced)
         self._landed: deque[int] = deque()
         """Immediates of writes that completed and are to be verified."""
@@ -129,8 +129,8 @@ class VerbsLane:
                     self._parts.report(event)
 
     def _tell_up(self) -> None:
-        if not self._told_up and not self.closing:
-            self._told_up = True
+        if not self.told_up and not self.closing:
+            self.told_up = True
             self._parts.report(LaneUp(self.lane, self.peer))
             self.up.set_result(None)
 
