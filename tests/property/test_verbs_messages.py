@@ -74,7 +74,7 @@ def framed(payload: bytes) -> bytes:
 
 
 VALUES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.binary(max_size=40) | st.text(max_size=20)
-KINDS = ["rail_offer", "rail_answer", "rail_refused", "rail_up", "rail_down", "receives", "fence", "fenced", "ping"]
+KINDS = ["rail_offer", "rail_answer", "rail_refused", "rail_up", "rail_down", "receives", "ping"]
 
 
 @given(

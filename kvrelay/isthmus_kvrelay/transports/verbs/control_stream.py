@@ -6,28 +6,13 @@ With RDMA the pings are the only way to learn that a sender is gone: its receive
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from pydantic import BaseModel
 
 from isthmus_kvrelay import wire
-from isthmus_kvrelay.core.events import (
-    AbortReceived,
-    CreditReceived,
-    DoneReceived,
-    Event,
-    LaneId,
-    OpenedReceived,
-    PullReceived,
-    SendAbort,
-    SendCredit,
-    SendDone,
-    SendOpened,
-    SendPull,
-)
-from isthmus_kvrelay.transports.port import ControlEffect
 from isthmus_kvrelay.transports.verbs.messages import ADAPTER, VerbsMessage
 from isthmus_shared.errors import IsthmusError, PartyLost, ProtocolViolation
 
@@ -123,41 +108,3 @@ class ControlStream(asyncio.Protocol):
             self._timer.cancel()
         if self._transport is not None:
             self._transport.abort()
-
-
-def event_of(lane: LaneId, message: wire.LaneMessage) -> Event | None:
-    """None: nothing that the core is told."""
-    match message:
-        case wire.Pull():
-            return PullReceived(lane, message.key)
-        case wire.Opened():
-            return OpenedReceived(lane, message.key, message.total_bytes, message.chunk_bytes, message.manifest)
-        case wire.Credit():
-            return CreditReceived(lane, message.key, message.grants())
-        case wire.Done():
-            return DoneReceived(lane, message.key)
-        case wire.Abort():
-            return AbortReceived(lane, message.key, message.fault)
-        case _:
-            return None
-
-
-def messages_of(effect: ControlEffect) -> Iterator[wire.LaneMessage]:
-    key = effect.key
-    names = {"transfer_id": key.transfer_id, "generation": key.generation}
-    match effect:
-        case SendPull():
-            yield wire.Pull.model_validate(names)
-        case SendOpened():
-            facts = {
-                "total_bytes": effect.total_bytes,
-                "chunk_bytes": effect.chunk_bytes,
-                "manifest": effect.manifest,
-            }
-            yield wire.Opened.model_validate(names | facts)
-        case SendCredit():
-            yield from wire.Credit.batches(key, effect.grants)
-        case SendDone():
-            yield wire.Done.model_validate(names)
-        case SendAbort():
-            yield wire.abort(key, effect.fault)

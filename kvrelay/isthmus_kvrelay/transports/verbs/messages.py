@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from isthmus_kvrelay.framing import Count, Frame
 from isthmus_kvrelay.transports.verbs.binding import QpAddress
-from isthmus_kvrelay.wire import HEADER_BYTES, LaneMessage, OfFlow
+from isthmus_kvrelay.wire import HEADER_BYTES, LaneMessage
 from isthmus_shared.errors import Fault
 
 MAX_RAILS = 8
@@ -96,19 +96,6 @@ class Receives(_OfRail):
     posted: Count
 
 
-class Fence(OfFlow):
-    """Receiver → sender: write no more of that flow, and say when what was posted has ended."""
-
-    kind: Literal["fence"] = "fence"
-
-
-class Fenced(OfFlow):
-    """Sender → receiver: no write of that flow is under way, and none will come."""
-
-    kind: Literal["fenced"] = "fenced"
-
-
-RailMessage = RailOffer | RailAnswer | RailRefused | RailUp | RailDown | Receives
-VerbsMessage = RailMessage | Fence | Fenced
+VerbsMessage = RailOffer | RailAnswer | RailRefused | RailUp | RailDown | Receives
 AnyMessage = LaneMessage | VerbsMessage
 ADAPTER: TypeAdapter[AnyMessage] = TypeAdapter(Annotated[AnyMessage, Field(discriminator="kind")])

@@ -13,7 +13,7 @@ from isthmus_kvrelay.core.events import SendChunk
 from isthmus_kvrelay.transports.verbs.binding import Completion, Depths, PathSettings, Status, Write
 from isthmus_kvrelay.transports.verbs.faults import RailFault, fault_of, refused
 from isthmus_kvrelay.transports.verbs.memory import Adapter, PoolMemory, immediate
-from isthmus_kvrelay.transports.verbs.messages import RailAnswer, RailMessage, RailOffer, Receives
+from isthmus_kvrelay.transports.verbs.messages import RailAnswer, RailOffer, Receives, VerbsMessage
 from isthmus_kvrelay.transports.verbs.window import ReceiveCount, SendWindow
 from isthmus_kvrelay.wire import HEADER_BYTES, FrameType, Header, checksum, flow_digest
 
@@ -41,7 +41,7 @@ class RailHost(Protocol):
     me: bytes
     peer_digest: bytes
 
-    def say(self, message: RailMessage) -> None: ...
+    def say(self, message: VerbsMessage) -> None: ...
 
     def rail_works(self, rail: Rail) -> None:
         """Its probe has crossed."""

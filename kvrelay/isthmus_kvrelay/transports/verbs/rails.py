@@ -113,7 +113,7 @@ class Rails:
 
     # --- the peer's words
 
-    def take(self, message: say.RailMessage) -> None:
+    def take(self, message: say.VerbsMessage) -> None:
         if isinstance(message, say.RailOffer):
             self._offered(message)
             return
@@ -237,10 +237,6 @@ class Rails:
 
     def fits(self, job: SendChunk) -> bool:
         return any(rail.fits(job) for rail in self._rails.values())
-
-    def poll(self) -> None:
-        for rail in list(self._rails.values()):
-            rail.poll()
 
     # --- end
 
