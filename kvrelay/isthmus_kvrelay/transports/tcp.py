@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from secrets import token_bytes
@@ -38,6 +38,7 @@ from isthmus_kvrelay.transports.handshake import (
 from isthmus_kvrelay.transports.landing import LandingTable
 from isthmus_kvrelay.transports.port import ControlEffect, Emit
 from isthmus_kvrelay.transports.shm import SharedPool
+from isthmus_kvrelay.transports.stream import PlainStream
 from isthmus_kvrelay.transports.tcp_lane import TcpLane, as_loss
 from isthmus_kvrelay.transports.tcp_streams import Ends, not_sent
 from isthmus_kvrelay.wire import incarnation_digest
@@ -61,6 +62,8 @@ class TcpSettings:
     advertise: str
     """Host that peers are told; the port is added."""
     streams: int
+    checksums: bool = True
+    """Off for a measurement of what they cost only; both ends alike."""
     handshake_timeout_s: float = 5.0
     ping_interval_s: float = 1.0
     ping_timeout_s: float = 5.0
@@ -187,8 +190,11 @@ class TcpTransport:
     # --- events, from any thread, to the loop in order
 
     def post(self, event: Event) -> None:
+        self._post_all((event,))
+
+    def _post_all(self, events: Sequence[Event]) -> None:
         with self._lock:
-            self._events.append(event)
+            self._events.extend(events)
             if self._flush_due:
                 return
             self._flush_due = True
@@ -349,14 +355,15 @@ class TcpTransport:
             peer=incarnation_digest(peer),
             pool=self._pool,
             landing=self._landing,
-            report=self.post,
+            checksums=self._settings.checksums,
+            report=self._post_all,
             lost=self._lost,
             refused=self._refused,
         )
         lane = TcpLane(
             ends,
             peer=peer,
-            data=data,
+            data=[PlainStream(sock) for sock in data],
             ping_interval_s=self._settings.ping_interval_s,
             ping_timeout_s=self._settings.ping_timeout_s,
             report=self.post,
