@@ -47,7 +47,6 @@ from isthmus_shared.ids import Incarnation
 
 MAX_HANDSHAKES = 64
 """Connections that have not proved themselves yet, and half-joined lanes; one more is closed at once."""
-SOCKET_BUFFER_BYTES = 4 << 20
 BACKLOG = 128
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|(?:[A-Za-z0-9_-]{1,63}\.){0,9}[A-Za-z0-9_-]{1,63}):([0-9]{1,5})")
 """What a ticket may make this relay dial: host name, IPv4, or IPv6 in brackets, and a port."""
@@ -394,10 +393,9 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _tune(sock: socket.socket) -> None:
+    """Buffer sizes are the kernel's to choose: it grows them with the path, while a size that is set stays (ADR 4)."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
 
 
 def _discard(joining: _Joining) -> None:

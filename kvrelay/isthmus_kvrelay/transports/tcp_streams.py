@@ -106,15 +106,16 @@ def _next_train(jobs: SendQueue) -> tuple[list[SendChunk], bool]:
 
 
 def _parts(ends: Ends, train: list[SendChunk]) -> list[memoryview]:
+    digests = {key: flow_digest(key) for key in {job.key for job in train}}
     payloads = [ends.pool.view(job.out_of.slot, 0, job.size_bytes) for job in train]
-    headers = b"".join(_header(ends, job, payload).encode() for job, payload in zip(train, payloads, strict=True))
+    headers = [_header(ends, job, digests[job.key], data) for job, data in zip(train, payloads, strict=True)]
     if len(train) > 1:
-        headers = Header(FrameType.TRAIN, len(headers), ends.me, ends.peer).encode() + headers
-    return [memoryview(headers), *payloads]
+        size_bytes = HEADER_BYTES * len(train)
+        headers.insert(0, Header(FrameType.TRAIN, size_bytes, ends.me, ends.peer).encode())
+    return [memoryview(b"".join(headers)), *payloads]
 
 
-def _header(ends: Ends, job: SendChunk, payload: memoryview) -> Header:
-    flow = flow_digest(job.key)
+def _header(ends: Ends, job: SendChunk, flow: bytes, payload: memoryview) -> bytes:
     return Header(
         FrameType.CHUNK,
         job.size_bytes,
@@ -126,7 +127,7 @@ def _header(ends: Ends, job: SendChunk, payload: memoryview) -> Header:
         job.offset_bytes,
         flow,
         job.key.generation,
-    )
+    ).encode()
 
 
 # --- receiving
