@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
-from isthmus_kvrelay.bench.children import Child
+from isthmus_kvrelay.bench.children import Child, Message
 from isthmus_kvrelay.bench.workloads import MIB, Workload
 
 RELAY_POOL_BYTES = 640 * MIB
@@ -68,7 +69,8 @@ class RelayContender:
                 }
                 options = () if checksums else ("--no-checksums",)
                 self._start(stack, "isthmus_kvrelay.bench.relay_process", *options, environ=environ)
-            ends = ("--producer", str(folder / "a.sock"), "--consumer", str(folder / f"{nodes[-1]}.sock"))
+            self.target_socket = folder / f"{nodes[-1]}.sock"
+            ends = ("--producer", str(folder / "a.sock"), "--consumer", str(self.target_socket))
             self._driver = self._start(stack, "isthmus_kvrelay.bench.driver_process", *ends)
             self._stack = stack.pop_all()
 
@@ -86,29 +88,35 @@ class RelayContender:
         answer = self._driver.ask(do="series", workload=workload.name, copies=self._copies, **asked)
         return [float(took_s) for took_s in answer["took_s"]]
 
+    def hand_over(self, total_bytes: int, count: int) -> list[float]:
+        """Seconds from sealed to ready, the consumer waiting already."""
+        took_s = self._driver.ask(do="hand_over", total_bytes=total_bytes, count=count)["took_s"]
+        return [float(each) for each in took_s]
+
+    def prepare(self, flows: int, total_bytes: int) -> list[Message]:
+        """Tickets of sealed transfers that wait for a consumer."""
+        return list(self._driver.ask(do="prepare", flows=flows, total_bytes=total_bytes)["tickets"])
+
     def intact(self, workload: Workload) -> bool:
         return bool(self._driver.ask(do="fill", workload=workload.name)["intact"])
 
     def close(self) -> None:
         self._stack.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class PairContender:
+    """A source and a target process of one module, which takes ``--peer JSON`` (what the target said) at the source.
 
+    Each answers `digest`; the source answers `series` (see `bench.pair`).
+    """
 
-class SocketContender:
-    """Blocking sockets, a thread for each, from memory into memory: what Python can do without any rules."""
-
-    def __init__(self, streams: int) -> None:
+    def __init__(self, module: str, *args: str, environ: dict[str, str] | None = None) -> None:
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            target = Child("isthmus_kvrelay.bench.socket_process", "--streams", str(streams))
+            target = Child(module, *args, environ=environ)
             stack.callback(target.close)
-            port = str(target.answer()["port"])
-            source = Child("isthmus_kvrelay.bench.socket_process", "--streams", str(streams), "--port", port)
+            told = json.dumps(target.answer())
+            source = Child(module, *args, "--peer", told, environ=environ)
             stack.callback(source.close)
             source.answer()
             self.children: list[Child] = [target, source]
@@ -128,8 +136,7 @@ class SocketContender:
     def close(self) -> None:
         self._stack.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def sockets(streams: int) -> PairContender:
+    """The yardstick, see `bench.socket_process`."""
+    return PairContender("isthmus_kvrelay.bench.socket_process", "--streams", str(streams))

@@ -1,8 +1,9 @@
 """The clients of a relay measurement: a producer at one relay, a consumer at the other, one transfer after another.
 
-A transfer's time runs from asking for staging until the consumer may read: open the sink, declare every block filled,
-seal, open the source, ready. What is in the slots is written once, before: as a peer's registered memory is. With
-`copies` each block is also copied from scattered memory into the staging and out of it into scattered memory.
+A transfer's time runs from declaring the first block filled until the consumer may read: declare every block, seal,
+open the source, ready. Its staging is reserved before, as a peer's memory is registered before; `reserve_s` says what
+that took. What is in the slots is written once, before. With `copies` each block is also copied from scattered memory
+into the staging and out of it into scattered memory, within the time.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ G1 = Generation(1)
 DEADLINE_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 BYTES_PER_TOKEN = 4096
+SETTLE_S = 0.002
+"""For the relay to have heard of a source that was opened; nothing answers that."""
 
 
 def manifest_of(total_bytes: int) -> KvManifest:
@@ -40,24 +43,25 @@ class Driver:
     def __init__(self, producer: RelayClient, consumer: RelayClient, seed: int) -> None:
         self._producer, self._consumer = producer, consumer
         self._bytes = np.random.default_rng(seed).integers(0, 256, POOL_BYTES, dtype=np.uint8)
-        self._target: np.ndarray = np.zeros(POOL_BYTES, dtype=np.uint8) + 0  # + 0 touches the pages
+        self._target = np.ones(POOL_BYTES, dtype=np.uint8)
         self._source_view, self._target_view = memoryview(self._bytes.data), memoryview(self._target.data)
         self._names = count(1)
 
-    async def series(self, workload: Workload, *, min_s: float, min_n: int, max_n: int, copies: bool) -> list[float]:
+    async def series(self, workload: Workload, *, min_s: float, min_n: int, max_n: int, copies: bool) -> Message:
         took_s: list[float] = []
+        reserve_s: list[float] = []
         end_s = time.perf_counter() + min_s
         while len(took_s) < max_n and (len(took_s) < min_n or time.perf_counter() < end_s):
-            took_s.append(await self._transfer(workload, copies=copies))
-        return took_s
+            reserved_s, moved_s = await self._transfer(workload, copies=copies)
+            reserve_s.append(reserved_s)
+            took_s.append(moved_s)
+        return {"took_s": took_s, "reserve_s": reserve_s}
 
-    async def _transfer(self, workload: Workload, *, copies: bool) -> float:
-        total, blocks = workload.total_bytes, workload.scattered() if copies else []
-        transfer = TransferId(new_id("xfer"))
-        manifest = manifest_of(total)
+    async def _transfer(self, workload: Workload, *, copies: bool) -> tuple[float, float]:
+        blocks = workload.scattered() if copies else []
+        asked_s = time.perf_counter()
+        ticket, sink = await self._reserve(workload.total_bytes)
         began_s = time.perf_counter()
-        sink = await self._producer.open_sink(transfer, G1, manifest, deadline_s=DEADLINE_S, wait_s=DEADLINE_S)
-        ticket = KvTicket(transfer_id=transfer, generation=G1, source=self._producer.relay, manifest=manifest)
         source = await self._consumer.open_source(ticket, deadline_s=DEADLINE_S)
         for number in range(workload.blocks):
             start = number * workload.block_bytes
@@ -71,18 +75,47 @@ class Driver:
                 _read(source, number * size, self._target_view[there : there + size])
         took_s = time.perf_counter() - began_s
         source.release()
+        return began_s - asked_s, took_s
+
+    async def hand_over(self, total_bytes: int, count: int) -> list[float]:
+        """Seconds from the producer's last word to the consumer's first look, the consumer waiting already."""
+        took_s = []
+        for _ in range(count):
+            ticket, sink = await self._reserve(total_bytes)
+            source = await self._consumer.open_source(ticket, deadline_s=DEADLINE_S)
+            ready = asyncio.create_task(source.ready())
+            await asyncio.sleep(SETTLE_S)
+            began_s = time.perf_counter()
+            sink.filled(0, total_bytes)
+            sink.seal()
+            await ready
+            took_s.append(time.perf_counter() - began_s)
+            source.release()
         return took_s
+
+    async def prepare(self, flows: int, total_bytes: int) -> list[Message]:
+        """Sealed transfers that wait for a consumer: tickets."""
+        tickets = []
+        for _ in range(flows):
+            ticket, sink = await self._reserve(total_bytes)
+            sink.filled(0, total_bytes)
+            sink.seal()
+            tickets.append(ticket.model_dump(mode="json"))
+        return tickets
+
+    async def _reserve(self, total_bytes: int) -> tuple[KvTicket, KvSink]:
+        transfer, manifest = TransferId(new_id("xfer")), manifest_of(total_bytes)
+        sink = await self._producer.open_sink(transfer, G1, manifest, deadline_s=DEADLINE_S, wait_s=DEADLINE_S)
+        return KvTicket(transfer_id=transfer, generation=G1, source=self._producer.relay, manifest=manifest), sink
 
     async def fill(self, workload: Workload) -> bool:
         """One transfer whose bytes are written before and compared after; leaves them in the slots."""
-        total, transfer = workload.total_bytes, TransferId(new_id("xfer"))
-        manifest, shift = manifest_of(total), next(self._names) * 8
-        data = np.roll(self._bytes[:total], shift)
-        sink = await self._producer.open_sink(transfer, G1, manifest, deadline_s=DEADLINE_S, wait_s=DEADLINE_S)
+        total = workload.total_bytes
+        data = np.roll(self._bytes[:total], next(self._names) * 8)
+        ticket, sink = await self._reserve(total)
         _write(sink, 0, memoryview(data.data))
         sink.filled(0, total)
         sink.seal()
-        ticket = KvTicket(transfer_id=transfer, generation=G1, source=self._producer.relay, manifest=manifest)
         source = await self._consumer.open_source(ticket, deadline_s=DEADLINE_S)
         await source.ready()
         got = np.empty(total, dtype=np.uint8)
@@ -110,6 +143,19 @@ def _copy(views: Sequence[memoryview], flat: memoryview, *, into_views: bool) ->
         done += len(view)
 
 
+async def answer(driver: Driver, message: Message) -> Message:
+    match message["do"]:
+        case "fill":
+            return {"intact": await driver.fill(WORKLOADS[message["workload"]])}
+        case "hand_over":
+            return {"took_s": await driver.hand_over(message["total_bytes"], message["count"])}
+        case "prepare":
+            return {"tickets": await driver.prepare(message["flows"], message["total_bytes"])}
+        case _:
+            limits = {name: message[name] for name in ("min_s", "min_n", "max_n")}
+            return await driver.series(WORKLOADS[message["workload"]], copies=message["copies"], **limits)
+
+
 async def _client(path: str, name: str) -> RelayClient:
     worker = WorkerRef(worker_id=WorkerId(name), incarnation=new_incarnation(), node_id=NodeId(name))
     return await RelayClient.connect(path, worker=worker, timeout_s=CONNECT_TIMEOUT_S)
@@ -128,11 +174,7 @@ def main() -> None:
         driver = Driver(producer, consumer, arguments.seed)
 
         def handle(message: Message) -> Message:
-            workload = WORKLOADS[message["workload"]]
-            if message["do"] == "fill":
-                return {"intact": runner.run(driver.fill(workload))}
-            limits = {name: message[name] for name in ("min_s", "min_n", "max_n")}
-            return {"took_s": runner.run(driver.series(workload, copies=message["copies"], **limits))}
+            return runner.run(answer(driver, message))
 
         serve(arguments.fd, handle, first={})
         runner.run(producer.close())

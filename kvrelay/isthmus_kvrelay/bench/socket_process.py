@@ -6,18 +6,13 @@ answers with one byte when its share is in place. No checksum, no credit, no pac
 
 from __future__ import annotations
 
-import argparse
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-import xxhash
-
-from isthmus_kvrelay.bench.children import Message, serve
-from isthmus_kvrelay.bench.workloads import POOL_BYTES, WORKLOADS, Workload
+from isthmus_kvrelay.bench.pair import arguments_of, serve_source, serve_target, source_pool, target_pool
+from isthmus_kvrelay.bench.workloads import WORKLOADS, Workload
 
 CALL_BYTES = 64 << 20
 """Most that one call moves."""
@@ -36,8 +31,9 @@ def shares(pool: memoryview, side: int, stream: int, streams: int) -> list[list[
 
 
 def _cut(workload: Workload, streams: int) -> list[tuple[int, int, int]]:
-    size = workload.total_bytes // streams
-    return [(start * size, start * size, size) for start in range(streams)]
+    ((here, there, whole),) = workload.scattered()
+    size = whole // streams
+    return [(here + start * size, there + start * size, size) for start in range(streams)]
 
 
 def move(buffers: list[memoryview], call: Any) -> bool:
@@ -62,8 +58,7 @@ def move(buffers: list[memoryview], call: Any) -> bool:
 
 class Source:
     def __init__(self, port: int, streams: int) -> None:
-        rng = np.random.default_rng(1)
-        self.pool = memoryview(rng.integers(0, 256, POOL_BYTES, dtype=np.uint8).data)
+        self.pool = source_pool()
         self._ends = []
         for stream in range(streams):
             sock = socket.create_connection(("127.0.0.1", port))
@@ -71,17 +66,12 @@ class Source:
             self._ends.append((sock, shares(self.pool, 0, stream, streams)))
         self._threads = ThreadPoolExecutor(streams)
 
-    def series(self, number: int, *, min_s: float, min_n: int, max_n: int) -> list[float]:
-        took_s: list[float] = []
-        end_s = time.perf_counter() + min_s
-        while len(took_s) < max_n and (len(took_s) < min_n or time.perf_counter() < end_s):
-            began_s = time.perf_counter()
-            if len(self._ends) == 1:
-                self._one(self._ends[0], number)
-            else:
-                list(self._threads.map(self._one, self._ends, [number] * len(self._ends)))
-            took_s.append(time.perf_counter() - began_s)
-        return took_s
+    def transfer(self, workload: Workload) -> None:
+        number = NAMES.index(workload.name)
+        if len(self._ends) == 1:
+            self._one(self._ends[0], number)
+        else:
+            list(self._threads.map(self._one, self._ends, [number] * len(self._ends)))
 
     def _one(self, end: tuple[socket.socket, list[list[memoryview]]], number: int) -> None:
         sock, workloads = end
@@ -92,15 +82,10 @@ class Source:
 
 class Target:
     def __init__(self, streams: int) -> None:
-        self.pool = memoryview(np.ones(POOL_BYTES, dtype=np.uint8).data)
+        self.pool = target_pool()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._streams = streams
-
-    @property
-    def port(self) -> int:
-        return int(self._listener.getsockname()[1])
-
-    def start(self) -> None:
+        self.told = {"port": self._listener.getsockname()[1]}
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -116,35 +101,12 @@ class Target:
             sock.sendall(b".")
 
 
-def digest(pool: memoryview, workload: Workload, side: int) -> str:
-    whole = xxhash.xxh3_64()
-    for each in workload.scattered() if workload.blocks > 1 else _cut(workload, 1):
-        whole.update(pool[each[side] : each[side] + each[2]])
-    return str(whole.hexdigest())
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--streams", type=int, required=True)
-    parser.add_argument("--port", type=int, help="of the target; without it this is the target")
-    arguments = parser.parse_args()
-    source = Source(arguments.port, arguments.streams) if arguments.port else None
-    target = None if source else Target(arguments.streams)
-    if target is not None:
-        target.start()
-
-    def handle(message: Message) -> Message:
-        workload = WORKLOADS[message["workload"]]
-        if message["do"] == "digest":
-            end = source or target
-            assert end is not None
-            return {"digest": digest(end.pool, workload, 0 if source else 1)}
-        assert source is not None
-        limits = {name: message[name] for name in ("min_s", "min_n", "max_n")}
-        return {"took_s": source.series(NAMES.index(workload.name), **limits)}
-
-    serve(arguments.fd, handle, first={"port": target.port} if target else {})
+    arguments, peer = arguments_of(lambda parser: parser.add_argument("--streams", type=int, required=True))
+    if peer is None:
+        serve_target(arguments.fd, Target(arguments.streams))
+    else:
+        serve_source(arguments.fd, Source(peer["port"], arguments.streams))
 
 
 if __name__ == "__main__":
