@@ -80,5 +80,7 @@ def measure_bursts(folder: Path, *, say: Callable[[str], None]) -> dict[str, Bur
         place.mkdir()
         found[name] = measure_burst(place, settings)
         each = found[name]
-        say(f"burst {name}: ITL p99 {each.quiet_p99_s * 1e3:.2f} → {each.burst_p99_s * 1e3:.2f} ms, {each.took_s:.2f} s")
+        say(
+            f"burst {name}: ITL p99 {each.quiet_p99_s * 1e3:.2f} → {each.burst_p99_s * 1e3:.2f} ms, {each.took_s:.2f} s"
+        )
     return found

@@ -54,6 +54,8 @@ class RelayContender:
         settings: dict[str, str] | None = None,
     ) -> None:
         self._copies = copies
+        self.reserve_s: list[float] = []
+        """Of every transfer so far: from asking for staging until it was there."""
         self._stack = contextlib.ExitStack()
         secret = secrets.token_hex(16)
         nodes = ("a",) if same_node else ("a", "b")
@@ -86,6 +88,7 @@ class RelayContender:
     def series(self, workload: Workload, limits: Limits) -> list[float]:
         asked = {"min_s": limits.min_s, "min_n": limits.min_n, "max_n": limits.max_n}
         answer = self._driver.ask(do="series", workload=workload.name, copies=self._copies, **asked)
+        self.reserve_s += answer["reserve_s"]
         return [float(took_s) for took_s in answer["took_s"]]
 
     def hand_over(self, total_bytes: int, count: int) -> list[float]:

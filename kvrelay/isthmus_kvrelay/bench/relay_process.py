@@ -23,9 +23,7 @@ from isthmus_shared.messages.work import WorkerRef
 
 
 async def run(settings: DaemonSettings, fd: int) -> None:
-    daemon = RelayDaemon(
-        settings, log=structlog.get_logger(), on_client_lost=_client_lost, on_flow_closed=_flow_closed
-    )
+    daemon = RelayDaemon(settings, log=structlog.get_logger(), on_client_lost=_client_lost, on_flow_closed=_flow_closed)
     await daemon.start()
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
     try:

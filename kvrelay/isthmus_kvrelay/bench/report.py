@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from isthmus_kvrelay.bench.burst import FLOW_BYTES, FLOWS, Burst
 from isthmus_kvrelay.bench.transfer import Figures, median, ratio
-from isthmus_kvrelay.bench.workloads import WORKLOADS
+from isthmus_kvrelay.bench.workloads import MIB, WORKLOADS
 
 YARDSTICK = ("one socket", "two sockets")
 RELAY = "relay"
@@ -65,3 +66,18 @@ def ratio_table(figures: Figures) -> str:
             rows.append(row)
     bulk = [f"{name}, GB/s · CPU" for name in BULK]
     return table(["ratio", *bulk, *(f"{name}, p50 / p99" for name in SMALL)], rows)
+
+
+def burst_table(bursts: Mapping[str, Burst]) -> str:
+    rows = [
+        [
+            name,
+            f"{each.quiet_p50_s * 1e3:.2f} / {each.quiet_p99_s * 1e3:.2f}",
+            f"{each.burst_p50_s * 1e3:.2f} / {each.burst_p99_s * 1e3:.2f}",
+            f"{each.p99_rise:+.0%}",
+            f"{each.took_s:.2f}",
+        ]
+        for name, each in bursts.items()
+    ]
+    title = f"{FLOWS} prefills of {FLOW_BYTES // MIB} MiB at once"
+    return table([title, "ITL alone, p50 / p99 ms", "under bursts", "p99 rises", "landed in s"], rows)

@@ -58,7 +58,9 @@ def start_threads(ends: Ends, stream: Stream, number: int) -> list[threading.Thr
     """One thread per direction. They end when the stream is shut down and the queue has given them its None."""
     threads = [
         threading.Thread(target=_send_all, args=(ends, stream), name=f"relay-send-{ends.lane}-{number}", daemon=True),
-        threading.Thread(target=_receive_all, args=(ends, stream), name=f"relay-recv-{ends.lane}-{number}", daemon=True),
+        threading.Thread(
+            target=_receive_all, args=(ends, stream), name=f"relay-recv-{ends.lane}-{number}", daemon=True
+        ),
     ]
     for thread in threads:
         thread.start()
