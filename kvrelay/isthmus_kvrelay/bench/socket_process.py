@@ -40,7 +40,8 @@ def move(buffers: list[memoryview], call: Any) -> bool:
     """Drive `call` (a `sendmsg` or a receive) over all buffers. False when the other end has closed."""
     first = 0
     while first < len(buffers):
-        batch, size = [], 0
+        batch: list[memoryview] = []
+        size = 0
         while first < len(buffers) and len(batch) < CALL_BUFFERS and size < CALL_BYTES:
             batch.append(buffers[first])
             size += len(buffers[first])

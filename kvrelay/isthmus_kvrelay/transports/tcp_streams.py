@@ -57,10 +57,8 @@ class Ends:
 def start_threads(ends: Ends, stream: Stream, number: int) -> list[threading.Thread]:
     """One thread per direction. They end when the stream is shut down and the queue has given them its None."""
     threads = [
-        threading.Thread(target=_send_all, args=(ends, stream), name=f"relay-send-{ends.lane}-{number}", daemon=True),
-        threading.Thread(
-            target=_receive_all, args=(ends, stream), name=f"relay-recv-{ends.lane}-{number}", daemon=True
-        ),
+        threading.Thread(target=work, args=(ends, stream), name=f"relay-{way}-{ends.lane}-{number}", daemon=True)
+        for way, work in (("send", _send_all), ("recv", _receive_all))
     ]
     for thread in threads:
         thread.start()
