@@ -24,18 +24,18 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 import xxhash
 from pydantic import BaseModel, Field, TypeAdapter
 
 from isthmus_kvrelay.core.events import FlowKey, Grant, SlotUse
-from isthmus_kvrelay.framing import Count, Frame, Generation32, Name, cut, pack, unpack
+from isthmus_kvrelay.framing import Count, Frame, Generation32, Interval, Name, pack, unpack
 from isthmus_shared.errors import Fault, ProtocolViolation
 from isthmus_shared.ids import Generation, Incarnation, TransferId
 
 MAGIC = b"ISTH"
-VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct("!4sBBHIIIQQ16sI8s8sQ")
 HEADER_BYTES = _HEADER.size
 MAX_CONTROL_BYTES = 1 << 20
@@ -123,9 +123,23 @@ def checksum(payload: memoryview | bytes | bytearray, *, flow: bytes, chunk: int
 # --- control frames -------------------------------------------------------------------------------------------------
 
 
+class FlowNames(TypedDict):
+    """What every frame about a transfer carries."""
+
+    transfer_id: TransferId
+    generation: Generation
+    pull: int
+
+
+def names_of(key: FlowKey, pull: int) -> FlowNames:
+    return {"transfer_id": key.transfer_id, "generation": key.generation, "pull": pull}
+
+
 class _OfFlow(Frame):
     transfer_id: Name
     generation: Generation32
+    pull: Generation32
+    """Which consumer's attempt: what names an earlier one is recognised as late."""
 
     @property
     def key(self) -> FlowKey:
@@ -154,11 +168,11 @@ class Credit(_OfFlow):
     packed: Annotated[bytes, Field(max_length=MAX_GRANTS * _GRANT.size)]
 
     @classmethod
-    def batches(cls, key: FlowKey, grants: tuple[Grant, ...]) -> Iterator[Credit]:
+    def batches(cls, key: FlowKey, pull: int, grants: tuple[Grant, ...]) -> Iterator[Credit]:
         for start in range(0, len(grants), MAX_GRANTS):
             batch = grants[start : start + MAX_GRANTS]
             packed = b"".join(_GRANT.pack(g.chunk, g.into.slot, g.into.use) for g in batch)
-            yield cls(transfer_id=key.transfer_id, generation=key.generation, packed=packed)
+            yield cls(**names_of(key, pull), packed=packed)
 
     def grants(self) -> tuple[Grant, ...]:
         if len(self.packed) % _GRANT.size:
@@ -179,6 +193,27 @@ class Abort(_OfFlow):
     fault: Fault
 
 
+class Revoke(_OfFlow):
+    """Consumer's relay → source's: that pull is over and its slots are wanted back; answer when nothing moves."""
+
+    kind: Literal["revoke"] = "revoke"
+    fault: Fault
+
+
+class Quiet(_OfFlow):
+    """The answer: no chunk of that pull leaves any more."""
+
+    kind: Literal["quiet"] = "quiet"
+
+
+class Feedback(Frame):
+    """Consumer's relay → source's: how decode fares while you send."""
+
+    kind: Literal["feedback"] = "feedback"
+    itl_s: Interval
+    target_s: Interval
+
+
 class Ping(Frame):
     kind: Literal["ping"] = "ping"
 
@@ -187,7 +222,7 @@ class Pong(Frame):
     kind: Literal["pong"] = "pong"
 
 
-LaneMessage = Pull | Opened | Credit | Done | Abort | Ping | Pong
+LaneMessage = Pull | Opened | Credit | Done | Abort | Revoke | Quiet | Feedback | Ping | Pong
 _ADAPTER: TypeAdapter[LaneMessage] = TypeAdapter(Annotated[LaneMessage, Field(discriminator="kind")])
 
 
@@ -196,10 +231,6 @@ def encode_control(message: BaseModel, *, sender: bytes, receiver: bytes) -> byt
     assert len(payload) <= MAX_CONTROL_BYTES
     check: int = xxhash.xxh3_64_intdigest(payload)
     return Header(FrameType.CONTROL, len(payload), sender, receiver, check).encode() + payload
-
-
-def abort(key: FlowKey, fault: Fault) -> Abort:
-    return Abort(transfer_id=key.transfer_id, generation=key.generation, fault=cut(fault))
 
 
 class ControlReader:

@@ -19,12 +19,16 @@ from isthmus_kvrelay.core.events import (
     SendChunk,
     SendCredit,
     SendDone,
+    SendFeedback,
     SendOpened,
     SendPull,
+    SendQuiet,
+    SendRevoke,
 )
 
 Emit = Callable[[Event], None]
-ControlEffect = SendPull | SendOpened | SendCredit | SendDone | SendAbort
+ControlEffect = SendPull | SendOpened | SendCredit | SendDone | SendAbort | SendRevoke | SendQuiet | SendFeedback
+"""What `lane_codec` turns into control frames."""
 
 
 class Transport(Protocol):

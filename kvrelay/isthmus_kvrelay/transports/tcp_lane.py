@@ -8,24 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from isthmus_kvrelay import wire
-from isthmus_kvrelay.core.events import (
-    AbortReceived,
-    CreditReceived,
-    DoneReceived,
-    Event,
-    LaneDown,
-    LaneId,
-    LaneUp,
-    OpenedReceived,
-    PullReceived,
-    SendAbort,
-    SendChunk,
-    SendCredit,
-    SendDone,
-    SendOpened,
-    SendPull,
-    SlotQuiet,
-)
+from isthmus_kvrelay.core.events import Event, LaneDown, LaneId, LaneUp, SendChunk, SlotQuiet
+from isthmus_kvrelay.lane_codec import event_of, messages_of
 from isthmus_kvrelay.transports.port import ControlEffect
 from isthmus_kvrelay.transports.stream import Stream
 from isthmus_kvrelay.transports.tcp_streams import Ends, not_sent, start_threads
@@ -91,23 +75,11 @@ class TcpLane(asyncio.Protocol):
         self.close(PartyLost("the lane to a peer was lost", why=str(exc) if exc else "the peer closed it"))
 
     def _take(self, message: wire.LaneMessage) -> None:
-        lane = self.lane
-        match message:
-            case wire.Pull():
-                self._report(PullReceived(lane, message.key))
-            case wire.Opened():
-                facts = message.total_bytes, message.chunk_bytes, message.manifest
-                self._report(OpenedReceived(lane, message.key, *facts))
-            case wire.Credit():
-                self._report(CreditReceived(lane, message.key, message.grants()))
-            case wire.Done():
-                self._report(DoneReceived(lane, message.key))
-            case wire.Abort():
-                self._report(AbortReceived(lane, message.key, message.fault))
-            case wire.Ping():
-                self._write(wire.Pong())
-            case wire.Pong():
-                pass
+        event = event_of(self.lane, message)
+        if event is not None:
+            self._report(event)
+        elif isinstance(message, wire.Ping):
+            self._write(wire.Pong())
 
     def _ping(self) -> None:
         # Counted in pings, not in seconds: a stall of this process' own loop must not look like the peer's silence.
@@ -120,25 +92,8 @@ class TcpLane(asyncio.Protocol):
         self._timer = self._loop.call_later(self._ping_interval_s, self._ping)
 
     def send(self, effect: ControlEffect) -> None:
-        key = effect.key
-        names = {"transfer_id": key.transfer_id, "generation": key.generation}
-        match effect:
-            case SendPull():
-                self._write(wire.Pull.model_validate(names))
-            case SendOpened():
-                facts = {
-                    "total_bytes": effect.total_bytes,
-                    "chunk_bytes": effect.chunk_bytes,
-                    "manifest": effect.manifest,
-                }
-                self._write(wire.Opened.model_validate(names | facts))
-            case SendCredit():
-                for batch in wire.Credit.batches(key, effect.grants):
-                    self._write(batch)
-            case SendDone():
-                self._write(wire.Done.model_validate(names))
-            case SendAbort():
-                self._write(wire.abort(key, effect.fault))
+        for message in messages_of(effect):
+            self._write(message)
 
     def _write(self, message: wire.LaneMessage) -> None:
         if self.closing or self._control is None:

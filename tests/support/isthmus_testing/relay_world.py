@@ -7,13 +7,16 @@ finish or expire and checks that nothing is held anywhere.
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from isthmus_kvrelay.core import events as ev
 from isthmus_kvrelay.core.events import ClientId, Effect, Event, ExpectChunk, FlowKey, LaneId, SendChunk, SlotUse
-from isthmus_kvrelay.core.ledger import RelaySettings
 from isthmus_kvrelay.core.relay import RelayCore
+from isthmus_kvrelay.core.settings import RelaySettings
 from isthmus_shared.errors import Cancelled, Fault, PartyLost
 from isthmus_shared.ids import Generation, Incarnation, TransferId
 
@@ -53,6 +56,7 @@ class Sink:
 
 @dataclass
 class Source:
+    pull: int = 1
     slots: tuple[int, ...] | None = None
     failed: Fault | None = None
 
@@ -75,7 +79,7 @@ class Node:
     clients: dict[ClientId, Client] = field(default_factory=dict)
     dials: list[ev.Dial] = field(default_factory=list)
     lives: int = 1
-    delivered: set[FlowKey] = field(default_factory=set)
+    delivered: set[tuple[FlowKey, int]] = field(default_factory=set)
 
     @property
     def incarnation(self) -> Incarnation:
@@ -83,11 +87,15 @@ class Node:
 
 
 class World:
-    def __init__(self, names: str, *, total_slots: int, rate_bytes_per_s: float) -> None:
+    def __init__(
+        self, names: Iterable[str], *, total_slots: int, rate_bytes_per_s: float = math.inf, **settings: Any
+    ) -> None:
+        """`settings`: further ones of `RelaySettings`."""
         self.now_s = 100.0
-        self._total_slots, self._rate = total_slots, rate_bytes_per_s
+        self._settings = {"total_slots": total_slots, "rate_bytes_per_s": rate_bytes_per_s, "out_share": 0.5} | settings
         self.nodes = {name: Node(name, self._core(name, 1)) for name in names}
         self.wires: list[Wire] = []
+        self._by_end: dict[tuple[str, LaneId], tuple[Wire, int]] = {}
         self._numbers = 0
         self.pending: deque[tuple[Node, Incarnation, Event]] = deque()
         self.totals: dict[FlowKey, int] = {}
@@ -97,13 +105,7 @@ class World:
 
     def _core(self, name: str, life: int) -> RelayCore:
         return RelayCore(
-            RelaySettings(
-                incarnation=Incarnation(f"{name}{life}"),
-                slot_bytes=SLOT_BYTES,
-                total_slots=self._total_slots,
-                out_share=0.5,
-                rate_bytes_per_s=self._rate,
-            )
+            RelaySettings(incarnation=Incarnation(f"{name}{life}"), slot_bytes=SLOT_BYTES, **self._settings)
         )
 
     def _number(self) -> int:
@@ -145,10 +147,7 @@ class World:
                     wire.control[side].append(_received(effect, wire.ends[1 - side][1]))
 
     def _wire(self, node: Node, lane: LaneId) -> tuple[Wire | None, int]:
-        for wire in self.wires:
-            if (node.name, lane) in wire.ends:
-                return wire, wire.ends.index((node.name, lane))
-        return None, 0
+        return self._by_end.get((node.name, lane), (None, 0))
 
     def _revoke(self, node: Node, effect: ev.RevokeFlow) -> None:
         for ref, expected in list(node.armed.items()):
@@ -190,9 +189,10 @@ class World:
                 if not sink.opened:
                     del client.sinks[key]
             case ev.SourceReady():
-                assert key not in node.delivered, "delivered twice"
-                node.delivered.add(key)
+                assert (key, effect.pull) not in node.delivered, "delivered twice"
+                node.delivered.add((key, effect.pull))
                 source = client.sources[key]
+                assert source.pull == effect.pull
                 assert source.failed is None
                 source.slots = effect.slots
                 self.check_reading(node, client)
@@ -246,10 +246,13 @@ class World:
         del client.sinks[key]
         self.tell(node, ev.SinkQuiet(client.number, key))
 
-    def open_source(self, node: Node, client: Client, key: FlowKey, deadline_s: float) -> None:
+    def open_source(
+        self, node: Node, client: Client, key: FlowKey, deadline_s: float, *, pull: int = 1, kv_tokens: int = 0
+    ) -> None:
         life, home = self.homes[key]
-        client.sources[key] = Source()
-        self.tell(node, ev.OpenSource(client.number, key, life, home, self.totals[key], "m", deadline_s))
+        client.sources[key] = Source(pull)
+        facts = self.totals[key], "m", deadline_s, pull, kv_tokens
+        self.tell(node, ev.OpenSource(client.number, key, life, home, *facts))
 
     def release(self, node: Node, client: Client, key: FlowKey) -> None:
         self.check_reading(node, client)
@@ -268,7 +271,9 @@ class World:
             self.tell(node, ev.DialFailed(dial.peer, LOST))
             return
         here, there = LaneId(self._number()), LaneId(self._number())
-        self.wires.append(Wire(((node.name, here), (peer.name, there))))
+        wire = Wire(((node.name, here), (peer.name, there)))
+        self.wires.append(wire)
+        self._by_end |= {end: (wire, side) for side, end in enumerate(wire.ends)}
         self.tell(peer, ev.LaneUp(there, node.incarnation))
         self.tell(node, ev.LaneUp(here, peer.incarnation))
 
@@ -317,6 +322,8 @@ class World:
 
     def join_threads(self, wire: Wire) -> None:
         self.wires.remove(wire)
+        for end in wire.ends:
+            del self._by_end[end]
         for side, (name, lane) in enumerate(wire.ends):
             node = self.nodes[name]
             for job in wire.unsent[side]:
@@ -414,14 +421,21 @@ def _not_sent(job: SendChunk) -> ev.ChunkSent:
 def _received(effect: Effect, lane: LaneId) -> Event:
     match effect:
         case ev.SendPull():
-            return ev.PullReceived(lane, effect.key)
+            return ev.PullReceived(lane, effect.key, effect.pull)
         case ev.SendOpened():
-            return ev.OpenedReceived(lane, effect.key, effect.total_bytes, effect.chunk_bytes, effect.manifest)
+            facts = effect.total_bytes, effect.chunk_bytes, effect.manifest
+            return ev.OpenedReceived(lane, effect.key, effect.pull, *facts)
         case ev.SendCredit():
-            return ev.CreditReceived(lane, effect.key, effect.grants)
+            return ev.CreditReceived(lane, effect.key, effect.pull, effect.grants)
         case ev.SendDone():
-            return ev.DoneReceived(lane, effect.key)
+            return ev.DoneReceived(lane, effect.key, effect.pull)
         case ev.SendAbort():
-            return ev.AbortReceived(lane, effect.key, effect.fault)
+            return ev.AbortReceived(lane, effect.key, effect.pull, effect.fault)
+        case ev.SendRevoke():
+            return ev.RevokeReceived(lane, effect.key, effect.pull, effect.fault)
+        case ev.SendQuiet():
+            return ev.QuietReceived(lane, effect.key, effect.pull)
+        case ev.SendFeedback():
+            return ev.FeedbackReceived(lane, effect.itl_s, effect.target_s)
         case _:
             raise AssertionError(f"{effect} is no message")

@@ -3,11 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from isthmus_ingress.config import IngressConfig
 
 from isthmus_cli.child import Command
 from isthmus_cli.commands import Surroundings, commands
 from isthmus_cli.spec import ClusterSpec, load
+from isthmus_ingress.config import IngressConfig
 from isthmus_planner.config import PlannerConfig
 from isthmus_worker.config import WorkerConfig
 
