@@ -205,8 +205,8 @@ class TcpTransport:
                 if not self._events:
                     self._flush_due = False
                     return
-                event = self._events.popleft()
-            self._emit(event)
+                events, self._events = self._events, deque()
+            self._emit(*events)
 
     def _lost(self, lane: LaneId, error: IsthmusError) -> None:
         self._loop.call_soon_threadsafe(self._close_lost, lane, error)
