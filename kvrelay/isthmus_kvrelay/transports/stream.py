@@ -16,6 +16,10 @@ class Stream(Protocol):
         """Fill all of them, in order. False when the peer has closed. Raises `OSError`."""
         ...
 
+    def more_waits(self) -> bool:
+        """Whether bytes have come that were not received yet. Never blocks, never raises."""
+        ...
+
     def shut(self) -> None:
         """Both directions end at once; a thread that blocks returns or raises. From any thread. Idempotent."""
         ...
@@ -46,6 +50,12 @@ class PlainStream:
                 return False
             left = _after(left, got)
         return True
+
+    def more_waits(self) -> bool:
+        try:
+            return bool(self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
 
     def shut(self) -> None:
         try:

@@ -27,6 +27,10 @@ from isthmus_shared.errors import IsthmusError, PartyLost, ProtocolViolation
 TRAIN_BYTES = 4 << 20
 """A train ends with the chunk that reaches this. Measured on loopback: from 4 MiB on a call's cost no longer shows."""
 
+REPORT_BYTES = 16 << 20
+"""Landed bytes of one stream of which the loop hears at once, at most: it wakes with cold caches, so not too often,
+but credit must come back before the peer has used up what it has (64 MiB by default)."""
+
 SendQueue = queue.SimpleQueue[SendChunk | None]
 """None ends the one thread that takes it."""
 
@@ -73,17 +77,25 @@ def not_sent(job: SendChunk) -> ChunkSent:
 
 
 def _send_all(ends: Ends, stream: Stream) -> None:
+    """The loop hears of what was sent when it has something to do about it: when the next train leaves no more to
+    send. So it wakes once for a whole window, and refills that while the last train is under way."""
     alive = True
+    sent: list[Event] = []
     while True:
         train, last = _next_train(ends.jobs)
+        if sent and ends.jobs.empty():
+            ends.report(sent)
+            sent = []
         if train and alive:
             try:
                 stream.send(_parts(ends, train))
             except OSError as error:
                 alive = False
                 ends.lost(ends.lane, PartyLost("the lane to a peer broke", why=str(error)))
-        if train:
-            ends.report([ChunkSent(job.lane, job.key, job.chunk, job.out_of, ok=alive) for job in train])
+        sent += [ChunkSent(job.lane, job.key, job.chunk, job.out_of, ok=alive) for job in train]
+        if sent and (last or not alive or ends.jobs.empty()):
+            ends.report(sent)
+            sent = []
         if last:
             return
 
@@ -134,16 +146,27 @@ def _header(ends: Ends, job: SendChunk, flow: bytes, payload: memoryview) -> byt
 
 
 def _receive_all(ends: Ends, stream: Stream) -> None:
+    """The loop hears of what has landed when nothing more waits in the stream, or enough has come together."""
     scratch = memoryview(bytearray(ends.pool.slot_bytes))
+    landed: list[Event] = []
+    landed_bytes = 0
     try:
         for headers in _trains(ends, stream):
-            if not _receive_train(ends, stream, headers, scratch):
+            events = _receive_train(ends, stream, headers, scratch)
+            if events is None:
                 break
+            landed += events
+            landed_bytes += sum(header.payload_bytes for header in headers)
+            if landed and (landed_bytes >= REPORT_BYTES or not stream.more_waits()):
+                ends.report(landed)
+                landed, landed_bytes = [], 0
         ends.lost(ends.lane, PartyLost("the peer closed the lane"))
     except OSError as error:
         ends.lost(ends.lane, PartyLost("the lane to a peer broke", why=str(error)))
     except ProtocolViolation as error:
         ends.lost(ends.lane, error)
+    if landed:
+        ends.report(landed)
 
 
 def _trains(ends: Ends, stream: Stream) -> Iterator[list[Header]]:
@@ -176,24 +199,22 @@ def _checked(ends: Ends, data: memoryview, limit: int) -> Header:
     return header
 
 
-def _receive_train(ends: Ends, stream: Stream, headers: list[Header], scratch: memoryview) -> bool:
-    """Each payload into its credited slot or, without credit, nowhere. False at the stream's end."""
+def _receive_train(ends: Ends, stream: Stream, headers: list[Header], scratch: memoryview) -> list[Event] | None:
+    """Each payload into its credited slot or, without credit, nowhere. None at the stream's end."""
     claims = [ends.landing.begin(header, ends.lane) for header in headers]
     views = [
         claim[1] if claim is not None else scratch[: header.payload_bytes]
         for header, claim in zip(headers, claims, strict=True)
     ]
     if not stream.receive(views):
-        return False  # the claims stay until this thread has ended, then the lane reports their slots quiet
-    events = []
+        return None  # the claims stay until this thread has ended, then the lane reports their slots quiet
+    events: list[Event] = []
     for header, claim in zip(headers, claims, strict=True):
         if claim is None:
             ends.refused()
         else:
             events.append(_landed(ends, header, *claim))
-    if events:
-        ends.report(events)
-    return True
+    return events
 
 
 def _landed(ends: Ends, header: Header, landing: Landing, view: memoryview) -> Event:
