@@ -9,7 +9,7 @@ TORCH_INDEX_URL ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status chat test test-fast lint types format schemas sim bench bench-relay bench-peers clean check-python
+.PHONY: help up down status chat test test-fast lint types format schemas sim bench bench-relay bench-peers rdma-test rdma-kernel clean check-python
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -26,11 +26,13 @@ status: $(VENV)/.local  ## what the running cluster is doing
 chat: $(VENV)/.local  ## talk to the running cluster
 	@$(BIN)/isthmus chat $(ARGS)
 
+# Two at a time; whole clusters (tests/e2e) share one of the two, so that only one of them runs.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 test: $(VENV)/.dev  ## every test (ARGS="-k name")
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) -n 2 --dist loadgroup $(ARGS)
 
 test-fast: $(VENV)/.dev  ## the tests that take under ten seconds each, without whole clusters
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
 
 lint: $(VENV)/.dev  ## style, layers, drift of generated files
 	@$(BIN)/ruff check .
@@ -52,7 +54,7 @@ schemas: $(VENV)/.dev  ## write schemas/ and docs/configuration.md anew from the
 	@$(BIN)/python tools/gen_config_docs.py
 
 sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/sim $(ARGS)
+	@$(PYTEST) tests/sim $(ARGS)
 
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
@@ -64,6 +66,13 @@ bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts 
 bench-peers: $(VENV)/.dev  ## the relay beside raw sockets, NIXL and Mooncake (installs those two; half a gigabyte)
 	@$(PIP) --no-deps nixl-cu12 mooncake-transfer-engine-non-cuda
 	@$(BIN)/python bench/compare_transfer.py --json bench-peers.json $(ARGS)
+
+rdma-test: $(VENV)/.rdma  ## lanes over RDMA verbs, in a guest kernel with Soft-RoCE (docs/rdma.md)
+	@OMP_NUM_THREADS=1 GUEST_TIMEOUT_S=1200 tools/rdma/guest.sh $(BIN)/python -m pytest -p no:cacheprovider \
+	  tests/rdma tests/contract/transports/test_delivery.py -k verbs $(ARGS)
+
+rdma-kernel:  ## build that guest kernel from Debian's source into your cache (about 15 CPU minutes, once)
+	@tools/rdma/kernel.sh
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
@@ -90,3 +99,7 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 	@echo "installing Isthmus and its test tools into $(VENV) (once; torch's CPU build is the large part)"
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.local
+
+$(VENV)/.rdma: $(VENV)/.dev
+	@$(PIP) --editable '.[rdma]'
+	@touch $@

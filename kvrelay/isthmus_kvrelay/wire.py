@@ -24,7 +24,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Generic, Literal, TypedDict, TypeVar
 
 import xxhash
 from pydantic import BaseModel, Field, TypeAdapter
@@ -46,6 +46,7 @@ MAX_TRAIN_CHUNKS = 64
 """Chunks in one train; with their headers far below the 1024 buffers that the kernel takes in one call."""
 _GRANT = struct.Struct("!IIQ")
 _MASK = 2**64 - 1
+M = TypeVar("M", bound=BaseModel)
 
 
 NO_SLOT = SlotUse(0, 0)
@@ -135,24 +136,30 @@ def names_of(key: FlowKey, pull: int) -> FlowNames:
     return {"transfer_id": key.transfer_id, "generation": key.generation, "pull": pull}
 
 
-class _OfFlow(Frame):
+class OfTransfer(Frame):
+    """Base of what is said about one generation of a transfer."""
+
     transfer_id: Name
     generation: Generation32
-    pull: Generation32
-    """Which consumer's attempt: what names an earlier one is recognised as late."""
 
     @property
     def key(self) -> FlowKey:
         return FlowKey(TransferId(self.transfer_id), Generation(self.generation))
 
 
-class Pull(_OfFlow):
+class OfFlow(OfTransfer):
+    """Base of what is said about one consumer's attempt to fetch it: what names an earlier one is late."""
+
+    pull: Generation32
+
+
+class Pull(OfFlow):
     """Consumer's relay → source's: I want that transfer."""
 
     kind: Literal["pull"] = "pull"
 
 
-class Opened(_OfFlow):
+class Opened(OfFlow):
     """The answer: how it is cut, and what it holds."""
 
     kind: Literal["opened"] = "opened"
@@ -161,7 +168,7 @@ class Opened(_OfFlow):
     manifest: Name
 
 
-class Credit(_OfFlow):
+class Credit(OfFlow):
     """Consumer's relay → source's: these chunks may be sent, each into that slot."""
 
     kind: Literal["credit"] = "credit"
@@ -180,27 +187,27 @@ class Credit(_OfFlow):
         return tuple(Grant(chunk, SlotUse(slot, use)) for chunk, slot, use in _GRANT.iter_unpack(self.packed))
 
 
-class Done(_OfFlow):
+class Done(OfFlow):
     """Consumer's relay → source's: taken; free it."""
 
     kind: Literal["done"] = "done"
 
 
-class Abort(_OfFlow):
+class Abort(OfFlow):
     """Either way: the transfer is over."""
 
     kind: Literal["abort"] = "abort"
     fault: Fault
 
 
-class Revoke(_OfFlow):
+class Revoke(OfFlow):
     """Consumer's relay → source's: that pull is over and its slots are wanted back; answer when nothing moves."""
 
     kind: Literal["revoke"] = "revoke"
     fault: Fault
 
 
-class Quiet(_OfFlow):
+class Quiet(OfFlow):
     """The answer: no chunk of that pull leaves any more."""
 
     kind: Literal["quiet"] = "quiet"
@@ -233,14 +240,14 @@ def encode_control(message: BaseModel, *, sender: bytes, receiver: bytes) -> byt
     return Header(FrameType.CONTROL, len(payload), sender, receiver, check).encode() + payload
 
 
-class ControlReader:
+class MessageReader(Generic[M]):
     """Cuts a control stream into messages; every frame must be from `sender` to `receiver`."""
 
-    def __init__(self, *, sender: bytes, receiver: bytes) -> None:
-        self._sender, self._receiver = sender, receiver
+    def __init__(self, adapter: TypeAdapter[M], *, sender: bytes, receiver: bytes) -> None:
+        self._adapter, self._sender, self._receiver = adapter, sender, receiver
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[LaneMessage]:
+    def feed(self, data: bytes) -> Iterator[M]:
         self._buffer += data
         while len(self._buffer) >= HEADER_BYTES:
             header = Header.decode(self._buffer[:HEADER_BYTES], limit=MAX_CONTROL_BYTES)
@@ -255,4 +262,11 @@ class ControlReader:
             del self._buffer[:end]
             if xxhash.xxh3_64_intdigest(payload) != header.checksum:
                 raise ProtocolViolation("a control frame arrived damaged")
-            yield unpack(payload, _ADAPTER, what="lane message")
+            yield unpack(payload, self._adapter, what="lane message")
+
+
+class ControlReader(MessageReader[LaneMessage]):
+    """What every lane says."""
+
+    def __init__(self, *, sender: bytes, receiver: bytes) -> None:
+        super().__init__(_ADAPTER, sender=sender, receiver=receiver)

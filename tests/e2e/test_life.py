@@ -85,6 +85,16 @@ def test_ctrl_c_stops_everything_and_a_killed_supervisor_takes_everything_with_i
             assert handles.still_running(timeout_s=10) == []
 
 
+def test_ctrl_c_while_starting_stops_everything_too(tiny_model: Path, tmp_path: Path) -> None:
+    with launched(["--model", str(tiny_model), "--engine", "sim"], tmp_path) as cluster:
+        while cluster.until_event("process.started", START_S)["name"] != "ingress":
+            pass
+        handles = Handles(cluster)
+        assert cluster.stop(signal.SIGINT) == 0, cluster.told()
+        assert handles.still_running(timeout_s=0) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs"]
+
+
 def test_a_taken_port_and_a_bad_file_are_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

@@ -53,7 +53,8 @@ def main() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     settings = RelayConfig.load(os.environ).settings(new_incarnation())
     if arguments.no_checksums:
-        settings = dataclasses.replace(settings, tcp=dataclasses.replace(settings.tcp, checksums=False))
+        tcp = dataclasses.replace(settings.transport.tcp, checksums=False)
+        settings = dataclasses.replace(settings, transport=dataclasses.replace(settings.transport, tcp=tcp))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(settings, arguments.fd))
 

@@ -17,9 +17,9 @@ from isthmus_kvrelay.core.ledger import RelaySettings
 from isthmus_kvrelay.core.relay import RelayCore, RelayStats
 from isthmus_kvrelay.daemon.session import Session
 from isthmus_kvrelay.daemon.sockets import inode_of, listen_at
+from isthmus_kvrelay.transports.choice import TransportSettings, make_transport
 from isthmus_kvrelay.transports.handshake import Identity
 from isthmus_kvrelay.transports.shm import SharedPool
-from isthmus_kvrelay.transports.tcp import TcpSettings, TcpTransport
 from isthmus_shared.errors import Draining, IsthmusError
 from isthmus_shared.ids import NodeId
 from isthmus_shared.messages.work import RelayRef, WorkerRef
@@ -31,7 +31,7 @@ class DaemonSettings:
     socket: Path
     secret: bytes
     relay: RelaySettings
-    tcp: TcpSettings
+    transport: TransportSettings
 
 
 class RelayDaemon:
@@ -53,7 +53,7 @@ class RelayDaemon:
         self._core = RelayCore(relay)
         self._pool = SharedPool.create(pool_bytes=relay.total_slots * relay.slot_bytes, slot_bytes=relay.slot_bytes)
         me = Identity(relay.incarnation, settings.secret)
-        self._transport = TcpTransport(settings.tcp, me=me, pool=self._pool, emit=self.take, log=log)
+        self._transport = make_transport(settings.transport, me=me, pool=self._pool, emit=self.take, log=log)
         self._client_numbers = count(1)
         self._sessions: dict[ClientId, Session] = {}
         self._server: asyncio.Server | None = None
@@ -71,7 +71,11 @@ class RelayDaemon:
         self._loop = asyncio.get_running_loop()
         listener = listen_at(self.settings.socket)
         self._socket_inode = inode_of(self.settings.socket)
-        address = await self._transport.start()
+        try:
+            address = await self._transport.start()
+        except BaseException:
+            listener.close()
+            raise
         node, life = self.settings.node_id, self.settings.relay.incarnation
         self._ref = RelayRef(node_id=node, incarnation=life, address=address)
         self._server = await self._loop.create_unix_server(self._new_session, sock=listener)

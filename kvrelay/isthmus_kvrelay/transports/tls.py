@@ -54,6 +54,18 @@ class Tls:
         return streams
 
 
+async def connect(
+    protocol: Callable[[], asyncio.Protocol], sock: socket.socket, context: ssl.SSLContext | None, *, dialed: bool
+) -> None:
+    """The loop's end of a connection, over TLS if there is a context."""
+    loop = asyncio.get_running_loop()
+    if context is None or dialed:
+        name = None if context is None else SERVER_NAME
+        await loop.create_connection(protocol, sock=sock, ssl=context, server_hostname=name)
+    else:
+        await loop.connect_accepted_socket(protocol, sock=sock, ssl=context)
+
+
 def _context(protocol: ssl._SSLMethod, settings: TlsSettings) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

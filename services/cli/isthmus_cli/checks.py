@@ -56,7 +56,9 @@ def check_shared_memory(create: Callable[[str], int] = os.memfd_create, proc: Pa
         os.close(create("isthmus-doctor"))
     except OSError as error:
         what = f"no memory file can be made: {error}"
-        return Finding("shared memory", Grade.ERROR, what, "run a kernel of 3.17 or newer, and a seccomp profile with memfd_create")
+        return Finding(
+            "shared memory", Grade.ERROR, what, "run a kernel of 3.17 or newer, and a seccomp profile with memfd_create"
+        )
     free = _meminfo(proc).get("MemAvailable", 0)
     return Finding("shared memory", Grade.OK, f"memory files can be made; {free >> 20} MiB are free")
 
@@ -87,7 +89,9 @@ def check_socket_buffers(proc: Path = PROC) -> Iterator[Finding]:
 def check_files(limit: int | None = None) -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
     if limit < LEAST_FILES:
-        return Finding("descriptors", Grade.WARNING, f"{limit} descriptors may be open", f"ulimit -n {64 * LEAST_FILES}")
+        return Finding(
+            "descriptors", Grade.WARNING, f"{limit} descriptors may be open", f"ulimit -n {64 * LEAST_FILES}"
+        )
     return Finding("descriptors", Grade.OK, f"{limit} descriptors may be open")
 
 

@@ -102,9 +102,9 @@ class Supervisor:
             pass
         except* IsthmusError as group:
             failure = _first(group)
-        if failure is not None:
             self._reporter.say("failed", failure.text, code=failure.code)
-        killed = await self._stop_all()
+        finally:
+            killed = await self._stop_all()
         if failure is not None:
             return Exit.NOT_STARTED
         return Exit.KILLED if killed else Exit.OK
@@ -183,8 +183,8 @@ class Supervisor:
         event = "process.started" if what == "started" else "process.ended"
         again = f", start {child.restarts + 1}" if child.restarts else ""
         text = f"{name} {what}{again} (pid {child.pid})" if child.pid is not None else f"{name} {what}"
-        self._reporter.say(event, text, name=name, kind=kind, pid=child.pid, log=str(child.command.log))
         self._write()
+        self._reporter.say(event, text, name=name, kind=kind, pid=child.pid, log=str(child.command.log))
 
     def _changed_bus(self, what: str, pid: int | None) -> None:
         event = "process.started" if what == "started" else "process.ended"

@@ -45,7 +45,8 @@ def command(
     if cluster is None:
         findings.append(Finding("pair", Grade.OK, "no cluster runs here, so no pair of relays was tested"))
     else:
-        findings += asyncio.run(_check_cluster(cluster))
+        sockets = {path.stem: path for path in Path(cluster.run_dir).glob("*.sock")}
+        findings += asyncio.run(_check_cluster(cluster, sockets))
     if as_json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
     else:
@@ -54,8 +55,7 @@ def command(
         raise typer.Exit(Exit.FAILED)
 
 
-async def _check_cluster(cluster: ClusterState) -> list[Finding]:
-    sockets = {path.stem: path for path in Path(cluster.run_dir).glob("*.sock")}
+async def _check_cluster(cluster: ClusterState, sockets: dict[str, Path]) -> list[Finding]:
     findings = await check_pairs(sockets)
     try:
         view = await status_view.fetch(cluster.bus_url)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 import isthmus_shared
-from isthmus_cli import bench
+from isthmus_cli import bench, doctor
 from isthmus_cli import status as status_view
 from isthmus_cli.chat import Chat
 from isthmus_cli.cluster import UpOptions
@@ -41,6 +41,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(bench.app, name="bench")
+doctor.add_to(app)
 
 StateDirOption = Annotated[
     Path, typer.Option("--state-dir", help="Folder for logs, state and the small model.", envvar="ISTHMUS_UP_STATE_DIR")
@@ -86,8 +87,7 @@ def up(
 
     The bus is a server of its own, or yours if NATS_URL is set.
     """
-    console = Console()
-    reporter = JsonReporter(console) if json_events else TerminalReporter(console)
+    reporter = JsonReporter(sys.stdout) if json_events else TerminalReporter(Console())
     try:
         spec = _adjusted(load(cluster), port, host, engine, model, model_name, mode)
         options = UpOptions(

@@ -51,7 +51,9 @@ async def _check_pair(source: str, producer: RelayClient, target: str, consumer:
         mend = f"check that {target} reaches {producer.relay.address}, and that both have one ISTHMUS_RELAY_SECRET"
         return Finding("pair", Grade.ERROR, f"{name}: {error.text}", mend)
     if took_s is None:
-        return Finding("pair", Grade.ERROR, f"{name}: the bytes came changed", "replace the machine's memory or adapter")
+        return Finding(
+            "pair", Grade.ERROR, f"{name}: the bytes came changed", "replace the machine's memory or adapter"
+        )
     return Finding("pair", Grade.OK, f"{name}: {TRANSFER_TOKENS * TOKEN_BYTES >> 10} KiB in {took_s * 1e3:.1f} ms")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Protocol
+import os
+from pathlib import Path
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,13 +26,16 @@ class Reporter(Protocol):
 
 
 class JsonReporter:
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def say(self, event: str, text: str, **fields: object) -> None:
         line = json.dumps({"event": event, "text": text, **fields}, default=str, ensure_ascii=False)
-        self._console.file.write(line + "\n")
-        self._console.file.flush()
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except BrokenPipeError:  # nobody reads on; the cluster does not end for that
+            self._stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
 
 
 class TerminalReporter:
@@ -38,4 +43,9 @@ class TerminalReporter:
         self._console = console
 
     def say(self, event: str, text: str, **fields: object) -> None:
-        self._console.print(f"{_MARKS.get(event, '[dim]·[/]')} {escape(text)}", highlight=False, soft_wrap=True)
+        if self._console.quiet:
+            return
+        try:
+            self._console.print(f"{_MARKS.get(event, '[dim]·[/]')} {escape(text)}", highlight=False, soft_wrap=True)
+        except SystemExit:  # rich's answer to a reader that left, after it has made itself quiet
+            return

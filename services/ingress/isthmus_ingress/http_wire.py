@@ -70,6 +70,16 @@ class ApiServer(uvicorn.Server):
             timeout_graceful_shutdown=max(1, int(grace_s)),
         )
         super().__init__(config)
+        self._stopping = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Renew the date header once a second (every tenth tick of uvicorn's own count), without its polling."""
+        tick = 0
+        while not await self.on_tick(tick):
+            tick += 10
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._stopping.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -78,6 +88,7 @@ class ApiServer(uvicorn.Server):
     def stop(self) -> None:
         """No new connections; those in use may end what they are doing."""
         self.should_exit = True
+        self._stopping.set()
 
 
 def listen(host: str, port: int) -> socket.socket:

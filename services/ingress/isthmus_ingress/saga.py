@@ -137,14 +137,16 @@ class Saga:
             return
         self.state = SagaState.PREFILLING
         self._attempt = Attempt(route=route, submitted_at_s=now_s, offset=len(self.output), parties={})
+        for worker in (prefill, route.decode):
+            if worker is not None and worker.incarnation in self._gone:
+                why = self._gone[worker.incarnation].why
+                self._fail_attempt(PartyLost("the route names a lost worker", why=why), worker.incarnation, now_s)
+                return
         # One worker in both roles is an aggregated request: it would only send itself its own KV.
         if prefill is not None and prefill.incarnation != route.decode.incarnation:
             self._submit(Role.PREFILL, prefill, None, now_s)
         else:
             self._submit(Role.DECODE, route.decode, None, now_s)
-        for worker in (prefill, route.decode):
-            if worker is not None and worker.incarnation in self._gone:
-                self._on_worker_gone(self._gone[worker.incarnation], now_s)
 
     def _submit(self, role: Role, worker: WorkerRef, ticket: KvTicket | None, now_s: float) -> None:
         assert self._attempt is not None
@@ -173,14 +175,15 @@ class Saga:
         party = self._parties.get((event.generation, role))
         if party is None:
             return
+        silent = isinstance(event.error, (DeadlineExceeded, BusDisconnected))
+        if party.ended is Ended.CANCELLED and event.call is not Call.START and (silent or event.error is None):
+            # It may have taken the work up after our Cancel had passed.
+            self._effects.append(SendCancel(party.worker, party.generation, party.reason))
+            return
         if event.error is None:
-            if party.ended is Ended.CANCELLED:
-                if event.call is not Call.START:
-                    self._effects.append(SendCancel(party.worker, party.generation, party.reason))
-            elif self._current(party):
+            if self._current(party):
                 self._on_accepted(event, now_s)
             return
-        silent = isinstance(event.error, (DeadlineExceeded, BusDisconnected))
         if party.ended is not None or (silent and party.heard):
             return  # its tokens are answer enough
         if not silent and event.call is not Call.START:
@@ -226,6 +229,8 @@ class Saga:
         known = len(self.output) - seq.output_index  # tokens of this event that we have already, if ≥ 0
         counted = bool(seq.token_ids) or seq.finish in (None, FinishReason.STOP, FinishReason.LENGTH)
         if counted and known < 0:
+            if seq.finish not in (None, FinishReason.HANDOFF):
+                party.ended = Ended.TERMINAL
             why = f"output {seq.output_index} came where {len(self.output)} was due"
             self._fail_attempt(TransferFailed("tokens were lost on the bus", why=why), None, now_s)
             return

@@ -112,7 +112,7 @@ class ChatTemplate:
         self._special = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError) as error:
             raise ConfigInvalid("the model's chat template does not parse", why=str(error)) from error
 
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:

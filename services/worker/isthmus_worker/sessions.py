@@ -198,8 +198,10 @@ class Sessions:
                 continue
             if record.needs_relay:
                 self._metrics.worker_transfers_failed.labels(fault.code).inc()
-            self._log.warning("request.failed", request=record.request_id, code=fault.code, why=fault.why)
-            if record.phase is not Phase.STAGED:
+            if record.phase is Phase.STAGED:  # its part was done; as a rule decode has long taken the KV
+                self._log.debug("request.lease_ended", request=record.request_id, code=fault.code)
+            else:
+                self._log.warning("request.failed", request=record.request_id, code=fault.code, why=fault.why)
                 events.append((record.events_subject, _failed(record, fault)))
             await self._free(record, fault)
         if events:

@@ -131,7 +131,7 @@ class MemoryBus:
         self._up.set()
         self._closed = False
         self._interests: list[_Interest] = []
-        self._waiting: set[asyncio.Future[BusMessage]] = set()
+        self._waiting: dict[asyncio.Future[BusMessage], None] = {}  # no set: its order would differ from run to run
 
     @property
     def max_payload_bytes(self) -> int:
@@ -168,7 +168,7 @@ class MemoryBus:
         inbox = self.new_inbox()
         answer: asyncio.Future[BusMessage] = asyncio.get_running_loop().create_future()
         self._broker._replies[inbox] = (self, answer)
-        self._waiting.add(answer)
+        self._waiting[answer] = None
         try:
             if self._send(subject, data, reply=inbox, headers=headers) == 0:
                 raise no_responders(subject)
@@ -177,7 +177,7 @@ class MemoryBus:
         except TimeoutError as error:
             raise too_late(subject, timeout_s) from error
         finally:
-            self._waiting.discard(answer)
+            self._waiting.pop(answer, None)
             del self._broker._replies[inbox]
 
     @asynccontextmanager

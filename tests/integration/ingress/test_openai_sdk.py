@@ -11,35 +11,26 @@ import openai
 import pytest
 
 from isthmus_ingress.service import Ingress
-from isthmus_shared.bus.memory import MemoryBroker
-from isthmus_testing.fake_cluster import FakeCluster, say
-from isthmus_testing.ingress import running_ingress, write_text_folder
+from isthmus_testing.fake_cluster import FakeCluster
+from isthmus_testing.ingress import ingress_stack
 from isthmus_testing.waiting import eventually
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_text_folder(tmp_path / "model")
-
-
 @asynccontextmanager
-async def stack(
-    folder: Path, script: str, *, settings: dict[str, Any] | None = None, **cluster: Any
+async def sdk(
+    folder: Path, script: str, **options: Any
 ) -> AsyncIterator[tuple[openai.AsyncOpenAI, FakeCluster, Ingress]]:
-    broker = MemoryBroker()
-    fake = FakeCluster(broker.client("cluster"), script=cluster.pop("tokens", say(script)), **cluster)
-    async with fake.running(), running_ingress(broker.client("ingress"), folder, **(settings or {})) as ingress:
+    async with ingress_stack(folder, script, **options) as (ingress, cluster, _):
         url = f"http://{ingress.address}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            yield client, fake, ingress
-    assert fake.held == {}
+            yield client, cluster, ingress
 
 
 HI: Any = [{"role": "user", "content": "hi"}]
 
 
 async def test_chat_gives_the_text_the_reason_and_the_usage(folder: Path) -> None:
-    async with stack(folder, "hello wörld", cached_tokens=3) as (client, cluster, _):
+    async with sdk(folder, "hello wörld", cached_tokens=3) as (client, cluster, _):
         answer = await client.chat.completions.create(model="tiny", messages=HI)
         assert answer.choices[0].message.content == "hello wörld"
         assert answer.choices[0].message.role == "assistant"
@@ -56,7 +47,7 @@ async def test_chat_gives_the_text_the_reason_and_the_usage(folder: Path) -> Non
 
 
 async def test_a_streamed_chat_is_role_then_deltas_then_reason_then_usage(folder: Path) -> None:
-    async with stack(folder, "hé!") as (client, _, _ingress):
+    async with sdk(folder, "hé!") as (client, _, _ingress):
         stream = await client.chat.completions.create(
             model="tiny", messages=HI, stream=True, stream_options={"include_usage": True}
         )
@@ -72,7 +63,7 @@ async def test_a_streamed_chat_is_role_then_deltas_then_reason_then_usage(folder
 
 
 async def test_completions_take_texts_and_token_ids(folder: Path) -> None:
-    async with stack(folder, "xyz") as (client, cluster, _):
+    async with sdk(folder, "xyz") as (client, cluster, _):
         answer = await client.completions.create(model="tiny", prompt=["ab", "c"], n=2, max_tokens=2)
         assert [choice.text for choice in answer.choices] == ["xy"] * 4
         assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -86,7 +77,7 @@ async def test_completions_take_texts_and_token_ids(folder: Path) -> None:
 
 
 async def test_one_token_needs_no_decode_worker(folder: Path) -> None:
-    async with stack(folder, "xyz") as (client, cluster, _):
+    async with sdk(folder, "xyz") as (client, cluster, _):
         answer = await client.completions.create(model="tiny", prompt="a", max_tokens=1)
         assert answer.choices[0].text == "x"
         assert cluster.workers["d1"].submits == []
@@ -94,7 +85,7 @@ async def test_one_token_needs_no_decode_worker(folder: Path) -> None:
 
 
 async def test_echo_puts_the_prompt_before_the_answer(folder: Path) -> None:
-    async with stack(folder, "xyz") as (client, _, _ingress):
+    async with sdk(folder, "xyz") as (client, _, _ingress):
         answer = await client.completions.create(model="tiny", prompt="ab", echo=True, max_tokens=2)
         assert answer.choices[0].text == "abxy"
         stream = await client.completions.create(model="tiny", prompt="ab", echo=True, max_tokens=2, stream=True)
@@ -102,7 +93,7 @@ async def test_echo_puts_the_prompt_before_the_answer(folder: Path) -> None:
 
 
 async def test_chat_logprobs_have_tokens_bytes_and_alternatives(folder: Path) -> None:
-    async with stack(folder, "é") as (client, _, _ingress):
+    async with sdk(folder, "é") as (client, _, _ingress):
         answer = await client.chat.completions.create(
             model="tiny", messages=HI, logprobs=True, top_logprobs=3, max_completion_tokens=2
         )
@@ -122,7 +113,7 @@ async def test_chat_logprobs_have_tokens_bytes_and_alternatives(folder: Path) ->
 
 
 async def test_completion_logprobs_have_offsets_and_the_chosen_token(folder: Path) -> None:
-    async with stack(folder, "aéb") as (client, _, _ingress):
+    async with sdk(folder, "aéb") as (client, _, _ingress):
         answer = await client.completions.create(model="tiny", prompt="p", logprobs=1, max_tokens=4)
         told = answer.choices[0].logprobs
         assert told is not None
@@ -135,7 +126,7 @@ async def test_completion_logprobs_have_offsets_and_the_chosen_token(folder: Pat
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nothing_of_a_stop_string_is_shown_and_all_is_cancelled(folder: Path, stream: bool) -> None:
-    async with stack(folder, "one two END three") as (client, cluster, _):
+    async with sdk(folder, "one two END three") as (client, cluster, _):
         if stream:
             chunks = await client.chat.completions.create(model="tiny", messages=HI, stop=[" END", "zz"], stream=True)
             got = [chunk.choices[0] async for chunk in chunks]
@@ -149,13 +140,13 @@ async def test_nothing_of_a_stop_string_is_shown_and_all_is_cancelled(folder: Pa
 
 
 async def test_text_held_back_for_a_stop_comes_when_there_is_none(folder: Path) -> None:
-    async with stack(folder, "so EN") as (client, _, _ingress):
+    async with sdk(folder, "so EN") as (client, _, _ingress):
         answer = await client.chat.completions.create(model="tiny", messages=HI, stop=" END")
         assert answer.choices[0].message.content == "so EN"
 
 
 async def test_a_stop_token_ends_the_answer_and_is_no_text(folder: Path) -> None:
-    async with stack(folder, "abcd") as (client, _, _ingress):
+    async with sdk(folder, "abcd") as (client, _, _ingress):
         answer = await client.completions.create(
             model="tiny", prompt="p", extra_body={"stop_token_ids": [ord("c")], "return_token_ids": True}
         )
@@ -166,7 +157,7 @@ async def test_a_stop_token_ends_the_answer_and_is_no_text(folder: Path) -> None
 
 
 async def test_models_are_what_the_workers_serve(folder: Path) -> None:
-    async with stack(folder, "x") as (client, _, _ingress):
+    async with sdk(folder, "x") as (client, _, _ingress):
         models = (await client.models.list()).data
         assert [model.id for model in models] == ["tiny"]
         assert (await client.models.retrieve("tiny")).model_extra == {"max_model_len": 4096}
@@ -176,7 +167,7 @@ async def test_models_are_what_the_workers_serve(folder: Path) -> None:
 
 
 async def test_errors_are_the_sdks_own_types(folder: Path) -> None:
-    async with stack(folder, "x", max_model_len_tokens=32) as (client, cluster, _):
+    async with sdk(folder, "x", max_model_len_tokens=32) as (client, cluster, _):
         create = client.chat.completions.create
         with pytest.raises(openai.NotFoundError) as missing:
             await create(model="gpt-4", messages=HI)
@@ -199,7 +190,7 @@ async def test_errors_are_the_sdks_own_types(folder: Path) -> None:
 
 
 async def test_a_request_that_fails_after_tokens_is_an_error_event(folder: Path) -> None:
-    async with stack(folder, "abcdef", settings={"attempts": 1}) as (client, cluster, _):
+    async with sdk(folder, "abcdef", settings={"attempts": 1}) as (client, cluster, _):
         cluster.workers["d1"].faults.fail_after = 2
         stream = await client.chat.completions.create(model="tiny", messages=HI, stream=True)
         told: list[str] = []
@@ -215,7 +206,7 @@ async def test_a_request_that_fails_after_tokens_is_an_error_event(folder: Path)
 
 
 async def test_a_request_that_fails_before_tokens_is_a_status(folder: Path) -> None:
-    async with stack(folder, "abcdef", names=("p1",)) as (client, _, _ingress):
+    async with sdk(folder, "abcdef", names=("p1",)) as (client, _, _ingress):
         with pytest.raises(openai.RateLimitError) as caught:
             await client.chat.completions.create(model="tiny", messages=HI, stream=True)
         assert caught.value.response.headers["retry-after"] == "2"

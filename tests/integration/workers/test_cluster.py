@@ -367,9 +367,10 @@ async def test_a_drain_has_an_end_even_if_its_requests_have_none() -> None:
         await stack.ask(subjects.worker_decode(WorkerId("d")), submit, SubmitReply)
         await stack.next_event()
         worker.runtime.stopping.set()
-        _, end = await stack.rest()
+        tokens, end = await stack.rest()
         assert end.fault is not None
         assert (end.finish, end.fault.code) == (FinishReason.ERROR, "draining")
+        assert end.output_index == 1 + len(tokens), "where its ingress waits, or the fault would pass for a duplicate"
         async with asyncio.timeout(WAIT_S):
             await worker.task
 

@@ -315,6 +315,11 @@ class FakeCluster:
         """What every worker still holds; empty when all is free."""
         return {name: worker.held for name, worker in self.workers.items() if worker.held}
 
+    async def beat(self) -> None:
+        """A heartbeat of every worker, now."""
+        for worker in self.workers.values():
+            await self.bus.publish(subjects.HEARTBEAT_WORKER, worker.heartbeat().encode())
+
     def consumed(self, key: Held) -> None:
         for worker in self.workers.values():
             if Role.DECODE not in worker.roles:

@@ -11,9 +11,11 @@ from typing import Any
 
 from isthmus_ingress.config import IngressConfig
 from isthmus_ingress.service import Ingress
+from isthmus_shared.bus.memory import MemoryBroker
 from isthmus_shared.bus.port import Bus
 from isthmus_shared.engines.reference.checkpoint import CHAT_TEMPLATE, SPECIAL_TOKENS, byte_tokenizer
 from isthmus_shared.service import ServiceRuntime
+from isthmus_testing.fake_cluster import FakeCluster, say
 from isthmus_testing.waiting import eventually
 
 
@@ -44,3 +46,19 @@ async def running_ingress(
             yield ingress
         finally:
             runtime.stopping.set()
+
+
+@asynccontextmanager
+async def ingress_stack(
+    folder: Path, script: str, *, settings: dict[str, Any] | None = None, serve_http: bool = True, **cluster: Any
+) -> AsyncIterator[tuple[Ingress, FakeCluster, MemoryBroker]]:
+    """A scripted cluster and an ingress before it, over one in-memory bus. At the end nobody may hold anything."""
+    broker = MemoryBroker()
+    fake = FakeCluster(broker.client("cluster"), script=cluster.pop("tokens", say(script)), **cluster)
+    bus = broker.client("ingress")
+    options = {"serve_http": serve_http, "wait_for_model": False, **(settings or {})}
+    async with fake.running(), running_ingress(bus, folder, **options) as ingress:
+        await fake.beat()
+        await eventually(lambda: bool(ingress.roster.models), what="the workers' heartbeats")
+        yield ingress, fake, broker
+    assert fake.held == {}

@@ -21,6 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from isthmus_cli.readiness import cluster_view
 from isthmus_cli.state import ClusterState, StateDir
 from isthmus_shared.bus.nats import NatsBus
+from isthmus_shared.errors import DeadlineExceeded, Unavailable
+from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import ClusterView, ProcessState
 
 START_S = 120.0
@@ -28,6 +30,7 @@ STOP_S = 60.0
 SETTLE_S = 50.0
 """For staging, credits and blocks to be zero again, and for a killed process to be ready again: longer than any lease
 (the planner's 40 s for a transfer), which is what frees a thing when the message that would have did not arrive."""
+ANY_HEARTBEAT = f"{subjects.ROOT}.heartbeat.*"
 
 
 class LocalCluster:
@@ -86,17 +89,20 @@ class LocalCluster:
         expected = {process.name for process in self.state.processes}
         problems: list[str] = []
         bus = await NatsBus.connect(self.bus_url, name="test")
-        async with bus:
-            try:
-                async with asyncio.timeout(SETTLE_S):
-                    while True:
+        try:
+            async with bus, asyncio.timeout(SETTLE_S), bus.subscribe(ANY_HEARTBEAT) as beats:
+                async for _ in beats:  # each may have changed what the planner knows
+                    try:
                         view = await cluster_view(bus)
-                        problems = unsettled(view, expected)
-                        if not problems:
-                            return view
-                        await asyncio.sleep(0.1)
-            except TimeoutError:
-                raise AssertionError(f"after {SETTLE_S:g} s still: {problems}\n{self.told()}") from None
+                    except (Unavailable, DeadlineExceeded) as error:
+                        problems = [f"the planner: {error.text}"]
+                        continue
+                    problems = unsettled(view, expected)
+                    if not problems:
+                        return view
+        except TimeoutError:
+            pass
+        raise AssertionError(f"after {SETTLE_S:g} s still: {problems}\n{self.told()}")
 
     async def metrics(self, worker: str) -> dict[str, float]:
         """Samples of one worker's or relay's /metrics, by name and labels."""

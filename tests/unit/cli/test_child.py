@@ -14,7 +14,7 @@ from isthmus_cli.child import Child, Command
 from isthmus_shared.errors import Unavailable
 from isthmus_testing import eventually
 
-SLEEPER = "import signal, sys; signal.sigwait({signal.SIGTERM}); sys.exit(0)"
+SLEEPER = "import signal, sys; print('up', flush=True); signal.sigwait({signal.SIGTERM}); sys.exit(0)"
 STUBBORN = (
     "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); print('up', flush=True); signal.pause()"
 )
@@ -99,6 +99,8 @@ async def test_a_child_dies_with_its_killed_supervisor(tmp_path: Path) -> None:
     assert supervisor.stdout is not None
     async with asyncio.timeout(20):
         pid = int(await supervisor.stdout.readline())
+        log = tmp_path / "c.log"
+        await eventually(lambda: "up" in log.read_text())  # past the leash, in the command itself
         handle = os.pidfd_open(pid)
         ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(handle, ended.set)

@@ -39,7 +39,7 @@ def test_a_json_line_carries_event_fields_and_identity() -> None:
 
 def test_the_standard_librarys_log_comes_out_the_same_way() -> None:
     stream = configured("json")
-    logging.getLogger("uvicorn.error").info("started on %s", "x")
+    logging.getLogger("uvicorn.error").warning("started on %s", "x")
     line = json.loads(stream.getvalue())
     assert (line["event"], line["logger"], line["service"]) == ("started on x", "uvicorn.error", "svc")
 

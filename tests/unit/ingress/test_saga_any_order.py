@@ -1,0 +1,341 @@
+"""The saga against a world in which anything may happen in any order.
+
+The world's workers hold a request from the moment that they take a submit up until they end it, refuse it, die, are
+cancelled, or (prefill, after its hand-over) decode has shown that it has the KV. Whatever the order: tokens reach the
+client once and in order, the saga ends, and then nobody holds anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from isthmus_ingress.saga import Saga
+from isthmus_ingress.saga_types import (
+    Answered,
+    AskRoute,
+    Begin,
+    Call,
+    ClientGone,
+    Deliver,
+    Effect,
+    End,
+    Event,
+    Output,
+    Routed,
+    RouteFailed,
+    SendCancel,
+    Start,
+    StopFound,
+    Submit,
+    Tick,
+    WorkerGone,
+)
+from isthmus_shared.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    IsthmusError,
+    NoCapacity,
+    NoResponders,
+    StaleParty,
+    Unavailable,
+)
+from isthmus_shared.ids import Generation, Incarnation, RequestId
+from isthmus_shared.messages.health import Role
+from isthmus_shared.messages.work import FinishReason, SequenceEvent
+from isthmus_testing.saga_world import LIMITS, TICKET, make_route, token_at
+
+DEADLINE_S = 60.0
+ATTEMPTS = 3
+
+
+@dataclass
+class Party:
+    submit: Submit
+    index: int
+    arrived: bool = False
+    answered: bool = False
+    holding: bool = False
+    started: bool = False
+    over: bool = False
+    cancels: int = 0
+    cancelled_unanswered: bool = False
+
+    @property
+    def aggregated(self) -> bool:
+        return self.submit.role is Role.DECODE and self.submit.ticket is None
+
+    @property
+    def may_speak(self) -> bool:
+        return self.holding and not self.over and (self.submit.role is Role.PREFILL or self.aggregated or self.started)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    @initialize(max_tokens=st.integers(1, 8), lives=st.just(0))
+    def begin(self, max_tokens: int, lives: int) -> None:
+        self.now_s = 0.0
+        self.max_tokens = max_tokens
+        self.saga = Saga(max_tokens=max_tokens, deadline_s=DEADLINE_S, max_attempts=ATTEMPTS)
+        self.routes: list[AskRoute] = []
+        self.parties: dict[tuple[int, Role], Party] = {}
+        self.starts: list[Start] = []
+        self.delivered: list[int] = []
+        self.ends: list[End] = []
+        self.lives = lives  # workers' lives so far
+        self.feed(Begin())
+
+    def feed(self, event: Event) -> None:
+        for effect in self.saga.handle(event, now_s=self.now_s):
+            self.execute(effect)
+
+    def execute(self, effect: Effect) -> None:
+        assert not self.ends or isinstance(effect, SendCancel), f"{effect} after the end"
+        match effect:
+            case AskRoute():
+                self.routes.append(effect)
+            case Submit():
+                key = (effect.generation, effect.role)
+                assert key not in self.parties, "one submit for each role and attempt"
+                assert list(effect.output) == [token_at(i) for i in range(len(effect.output))]
+                self.parties[key] = Party(effect, len(effect.output) + (effect.ticket is not None))
+            case Start():
+                self.starts.append(effect)
+            case SendCancel():
+                self.cancel(effect)
+            case Deliver():
+                assert effect.output_index == len(self.delivered)
+                self.delivered.extend(effect.token_ids)
+            case End():
+                self.ends.append(effect)
+
+    def cancel(self, effect: SendCancel) -> None:
+        party = next(
+            p
+            for p in self.parties.values()
+            if p.submit.worker == effect.worker and p.submit.generation == effect.generation
+        )
+        # A second one may cross its own end: the saga no longer listened, and it might have held something.
+        assert not party.over or party.cancels == 1, "a party that has ended by itself needs no Cancel"
+        party.cancels += 1
+        assert party.cancels == 1 or (party.cancels == 2 and party.cancelled_unanswered and party.answered)
+        party.cancelled_unanswered = party.cancelled_unanswered or not party.answered
+        party.holding = False
+
+    def pick(self, place: int, among: list[Party]) -> Party | None:
+        return among[place % len(among)] if among else None
+
+    def output(self, party: Party, index: int, tokens: tuple[int, ...], finish: FinishReason | None) -> None:
+        fault = EngineFailed("raised").to_fault() if finish is FinishReason.ERROR else None
+        event = SequenceEvent(
+            request_id=RequestId("r"),
+            generation=party.submit.generation,
+            output_index=index,
+            token_ids=tokens,
+            finish=finish,
+            fault=fault,
+        )
+        if party.submit.role is Role.DECODE and tokens and not party.aggregated:
+            prefill = self.parties[party.submit.generation, Role.PREFILL]
+            prefill.holding, prefill.over = False, True  # it has the KV, and says so to prefill's relay
+        self.feed(Output(party.submit.worker.incarnation, event))
+
+    # What goes well, several steps at a time: else chance alone would rarely come as far as decode
+
+    @rule(places=st.lists(st.integers(0, 11), min_size=1, max_size=8), aggregated=st.booleans(), anew=st.booleans())
+    def progress(self, places: list[int], aggregated: bool, anew: bool) -> None:
+        for place in places:
+            self.route(aggregated, anew)
+            if place < 2:
+                self.hand_off(place)
+            elif place < 8:
+                self.speak(place, 1 + place % 3)
+            else:
+                self.take_up(place)
+                self.accept(place)
+                self.start(heard=True, error=None)
+
+    def route(self, aggregated: bool, anew: bool) -> None:
+        if self.routes:
+            ask = self.routes.pop()
+            self.lives += int(anew or self.lives == 0)
+            self.feed(Routed(ask.generation, make_route(self.lives, aggregated=aggregated)))
+
+    # What the planner does
+
+    @precondition(lambda self: self.routes)
+    @rule(error=st.sampled_from([NoResponders("x"), Unavailable("x"), DeadlineExceeded("x"), InvalidRequest("x")]))
+    def no_route(self, error: IsthmusError) -> None:
+        if len(self.delivered) % 2:
+            self.feed(RouteFailed(self.routes.pop().generation, error))
+
+    @rule(generation=st.integers(1, 3))
+    def stray_route(self, generation: int) -> None:
+        if not any(ask.generation == generation for ask in self.routes):
+            self.feed(Routed(Generation(generation), make_route(99, aggregated=True)))
+
+    # What workers do
+
+    @rule(place=st.integers(0, 5))
+    def take_up(self, place: int) -> None:
+        party = self.pick(place, [p for p in self.parties.values() if not p.arrived])
+        if party is not None:
+            party.arrived = party.holding = True
+
+    @rule(place=st.integers(0, 5))
+    def accept(self, place: int) -> None:
+        party = self.pick(place, [p for p in self.parties.values() if p.arrived and not p.answered])
+        if party is not None:
+            self.answer(party, None)
+
+    @rule(
+        place=st.integers(0, 5), error=st.sampled_from([NoCapacity("full"), StaleParty("old"), NoResponders("nobody")])
+    )
+    def refuse(self, place: int, error: IsthmusError) -> None:
+        party = self.pick(place, [p for p in self.parties.values() if not p.arrived])
+        if party is not None:
+            party.arrived = party.over = True
+            self.answer(party, error)
+
+    @rule(place=st.integers(0, 5))
+    def lose_the_answer(self, place: int) -> None:
+        party = self.pick(place, [p for p in self.parties.values() if p.arrived and not p.answered])
+        if party is not None:
+            self.answer(party, DeadlineExceeded("no answer"))
+
+    def answer(self, party: Party, error: IsthmusError | None) -> None:
+        party.answered = True
+        prefill = party.submit.role is Role.PREFILL
+        ticket = TICKET if prefill and error is None else None
+        call = Call.PREFILL if prefill else Call.DECODE
+        self.feed(Answered(call, party.submit.generation, ticket, error))
+
+    @rule(heard=st.booleans(), error=st.sampled_from([None, DeadlineExceeded("x"), StaleParty("x")]))
+    def start(self, heard: bool, error: IsthmusError | None) -> None:
+        if not self.starts:
+            return
+        start = self.starts.pop()
+        party = self.parties[start.generation, Role.DECODE]
+        assert start.first_token_id == token_at(len(party.submit.output))
+        party.started = heard and error is None
+        self.feed(Answered(Call.START, start.generation, error=error))
+
+    @rule(place=st.integers(0, 5), count=st.integers(1, 3))
+    def speak(self, place: int, count: int) -> None:
+        party = self.pick(place, [p for p in self.parties.values() if p.may_speak and p.index < self.max_tokens])
+        if party is None:
+            return
+        first_only = party.submit.role is Role.PREFILL
+        if first_only and party.index > len(party.submit.output):
+            return
+        tokens = tuple(
+            token_at(i) for i in range(party.index, min(self.max_tokens, party.index + (1 if first_only else count)))
+        )
+        index, party.index = party.index, party.index + len(tokens)
+        finish = FinishReason.LENGTH if party.index == self.max_tokens else None
+        if finish is not None:
+            party.holding, party.over = False, True
+        self.output(party, index, tokens, finish)
+
+    @rule(place=st.integers(0, 5))
+    def repeat(self, place: int) -> None:
+        party = self.pick(place, [p for p in self.parties.values() if p.may_speak and p.index > len(p.submit.output)])
+        if party is not None:
+            self.output(party, party.index - 1, (token_at(party.index - 1),), None)
+
+    @rule(place=st.integers(0, 5))
+    def lose_a_token(self, place: int) -> None:
+        party = self.pick(place, [p for p in self.parties.values() if p.may_speak and p.index < self.max_tokens])
+        if party is not None:
+            party.index += 1
+
+    @rule(place=st.integers(0, 5))
+    def hand_off(self, place: int) -> None:
+        spoken = [
+            p
+            for p in self.parties.values()
+            if p.may_speak and p.submit.role is Role.PREFILL and p.index > len(p.submit.output)
+        ]
+        party = self.pick(place, spoken)
+        if party is not None:
+            self.output(party, party.index, (), FinishReason.HANDOFF)
+
+    @rule(place=st.integers(0, 5), finish=st.sampled_from([FinishReason.ERROR, FinishReason.CANCELLED]))
+    def fail(self, place: int, finish: FinishReason) -> None:
+        party = self.pick(place, [p for p in self.parties.values() if p.holding and not p.over])
+        if party is not None:
+            party.holding, party.over = False, True
+            self.output(party, party.index, (), finish)
+
+    @rule(place=st.integers(0, 5), certain=st.booleans())
+    def die(self, place: int, certain: bool) -> None:
+        party = self.pick(place, [p for p in self.parties.values() if not p.over])
+        if party is not None:
+            life = party.submit.worker.incarnation
+            for one in [p for p in self.parties.values() if certain and p.submit.worker.incarnation == life]:
+                one.holding = False
+                one.arrived = one.answered = one.over = True
+            self.feed(WorkerGone(party.submit.worker.incarnation, "gone", certain))
+
+    @rule(place=st.integers(0, 5), late=st.booleans())
+    def stray_output(self, place: int, late: bool) -> None:
+        """From a stranger, or of an earlier attempt at the same worker."""
+        party = self.pick(place, [p for p in self.parties.values() if p.cancels or p.over])
+        generation, life = Generation(self.saga.generation), Incarnation("stranger")
+        if late and party is not None:
+            generation, life = party.submit.generation, party.submit.worker.incarnation
+        event = SequenceEvent(
+            request_id=RequestId("r"), generation=generation, output_index=len(self.delivered), token_ids=(999,)
+        )
+        self.feed(Output(life, event))
+
+    # What time and the client do
+
+    @rule(step_s=st.sampled_from([0.1, 0.1, 1.0, 4.0]))
+    def tick(self, step_s: float) -> None:
+        self.now_s += step_s
+        self.feed(Tick())
+
+    @rule(luck=st.integers(0, 7))
+    def the_end_from_here(self, luck: int) -> None:
+        if luck == 7:
+            self.feed(ClientGone())
+        elif luck == 6 and self.delivered:
+            self.feed(StopFound())
+
+    # What always holds
+
+    @invariant()
+    def consistent(self) -> None:
+        if hasattr(self, "saga"):
+            self.saga.check_invariants()
+            assert self.delivered == [token_at(i) for i in range(len(self.delivered))]
+            assert len(self.ends) == int(self.saga.over)
+            assert self.saga.over or self.saga.wake_at_s <= DEADLINE_S, "there is always a time at which it wakes"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "saga"):
+            return
+        while not self.saga.over:
+            assert self.saga.wake_at_s <= DEADLINE_S
+            self.now_s = max(self.now_s, self.saga.wake_at_s)
+            self.feed(Tick())
+        for party in list(self.parties.values()):  # what was under way arrives after the end
+            if not party.arrived:
+                party.arrived = party.holding = True
+            if not party.answered:
+                self.answer(party, None)
+        self.consistent()
+        assert len(self.ends) == 1
+        assert (self.ends[0].finish is None) != (self.ends[0].error is None)
+        assert not [party for party in self.parties.values() if party.holding], "somebody was forgotten"
+        assert LIMITS.ttft_s < DEADLINE_S
+
+
+AnyOrder.TestCase.settings = settings(
+    max_examples=400, stateful_step_count=25, deadline=None, derandomize=True, print_blob=False
+)
+TestAnyOrder = AnyOrder.TestCase
