@@ -15,9 +15,10 @@ import uvloop
 
 from isthmus_kvrelay.bench.children import Message, serve
 from isthmus_kvrelay.client import RelayClient
+from isthmus_shared.engines.batching import BatchingEngine
 from isthmus_shared.engines.config import EngineConfig, EngineKind
-from isthmus_shared.engines.factory import create_engine
 from isthmus_shared.engines.port import Engine, EngineRequest
+from isthmus_shared.engines.sim import SimRunner
 from isthmus_shared.ids import NodeId, RequestId, WorkerId, new_id, new_incarnation
 from isthmus_shared.messages.work import KvTicket, SamplingParams, WorkerRef
 
@@ -26,6 +27,8 @@ RESIDENT = 16
 PROMPT_TOKENS = 64
 OUTPUT_TOKENS = 30_000
 """More than any measurement sees."""
+KV_BLOCKS = 100_000
+"""Room for every resident sequence to its end."""
 DEADLINE_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 
@@ -66,7 +69,8 @@ class Decode:
 
 
 async def _start(path: str) -> tuple[Decode, Engine]:
-    engine = create_engine(EngineConfig(kind=EngineKind.SIM, model_name="bench", kv_blocks=100_000))
+    config = EngineConfig(kind=EngineKind.SIM, model_name="bench", kv_blocks=KV_BLOCKS)
+    engine = BatchingEngine(SimRunner(config), config)
     await engine.start()
     worker = WorkerRef(worker_id=WorkerId("decode"), incarnation=new_incarnation(), node_id=NodeId("b"))
     decode = Decode(engine, await RelayClient.connect(path, worker=worker, timeout_s=CONNECT_TIMEOUT_S))

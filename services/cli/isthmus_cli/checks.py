@@ -142,9 +142,9 @@ def all_checks(*, pool_bytes: int, port: int) -> list[Finding]:
     rdma = check_rdma(pool_bytes)
     found = [check_python(), check_torch(), check_nats_server(), check_shared_memory(), check_pool(pool_bytes)]
     found += [*check_socket_buffers(), check_files(), check_port(port), check_clock(), check_numa(), *rdma]
-    if not any(finding.check == "memlock" for finding in rdma) and memlock.grade is not Grade.OK:
-        what = f"{memlock.what}: lanes over RDMA would need more"
-        found.append(Finding("memlock", Grade.WARNING, what, memlock.mend))
+    if not any(finding.check == "memlock" for finding in rdma):
+        what = memlock.what if memlock.grade is Grade.OK else f"{memlock.what}: enough while there is no RDMA"
+        found.append(Finding("memlock", Grade.OK, what))
     return found
 
 
