@@ -145,6 +145,8 @@ class VerbsTransport:
             return
         await self._runner
         self._flush()
+        if self._maker is not None:
+            await asyncio.gather(*self._maker.joining, return_exceptions=True)
         for adapter in self._adapters:
             adapter.close()
         if self._adapters:
