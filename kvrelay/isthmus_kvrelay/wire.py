@@ -12,6 +12,9 @@
 
 Big-endian. Chunk fields are zero in a control frame. The checksum is XXH3-64, seeded with what the chunk is said to
 be, so that bytes of another transfer, generation or chunk never pass.
+
+A train is a header of type TRAIN whose payload is the headers of up to `MAX_TRAIN_CHUNKS` chunks; their payloads
+follow in that order. So the receiver knows where all of them go before the first comes, and takes them in one call.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ MAX_CONTROL_BYTES = 1 << 20
 """Largest control payload; `MAX_GRANTS` grants need 512 KiB."""
 MAX_GRANTS = 32_768
 """Grants in one Credit frame (8 GiB of KV at the default slot size); more go in further frames."""
+MAX_TRAIN_CHUNKS = 64
+"""Chunks in one train; with their headers far below the 1024 buffers that the kernel takes in one call."""
 _GRANT = struct.Struct("!IIQ")
 _MASK = 2**64 - 1
 M = TypeVar("M", bound=BaseModel)
@@ -50,6 +55,7 @@ NO_SLOT = SlotUse(0, 0)
 class FrameType(IntEnum):
     CONTROL = 1
     CHUNK = 2
+    TRAIN = 3
 
 
 @dataclass(frozen=True, slots=True)

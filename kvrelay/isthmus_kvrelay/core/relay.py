@@ -21,6 +21,8 @@ from isthmus_kvrelay.core.stats import LaneStats as LaneStats
 from isthmus_kvrelay.core.stats import RelayStats as RelayStats
 from isthmus_kvrelay.core.stats import stats_of
 
+_OF_CHUNKS = (ev.ChunkLanded, ev.ChunkSent, ev.SlotQuiet)
+
 
 class RelayCore:
     def __init__(self, settings: RelaySettings) -> None:
@@ -30,16 +32,29 @@ class RelayCore:
         self._out = OutSide(self._led)
         self._in = InSide(self._led, self._out)
 
-    def handle(self, event: Event, *, now_s: float) -> list[Effect]:
-        """Effects in the order in which they must be carried out. `now_s` never goes back."""
+    def handle(self, *events: Event, now_s: float) -> list[Effect]:
+        """Effects in the order in which they must be carried out. `now_s` never goes back.
+
+        Several events are as if each came alone, but chunks that come together are looked at together: what they
+        allow is decided once.
+        """
         led = self._led
         led.now_s = max(led.now_s, now_s)
         led.effects = []
-        self._dispatch(event)
+        unsettled = False
+        for event in events:
+            of_chunk = isinstance(event, _OF_CHUNKS)
+            if unsettled and not of_chunk:
+                self._settle()
+            self._dispatch(event)
+            unsettled = of_chunk
+            if not of_chunk:
+                self._settle()
         any_due, named = led.due()
         if any_due:
             self._expire(named)
-        self._settle()
+        if any_due or unsettled:
+            self._settle()
         return led.effects
 
     def next_deadline_s(self) -> float | None:

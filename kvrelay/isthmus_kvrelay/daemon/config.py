@@ -15,6 +15,7 @@ from isthmus_kvrelay.daemon.relay_daemon import DaemonSettings
 from isthmus_kvrelay.transports.choice import TransportKind, TransportSettings
 from isthmus_kvrelay.transports.handshake import MAX_STREAMS, MIN_SECRET_CHARS
 from isthmus_kvrelay.transports.tcp import TcpSettings
+from isthmus_kvrelay.transports.tls import TlsSettings
 from isthmus_kvrelay.transports.verbs.messages import MAX_RAILS
 from isthmus_kvrelay.transports.verbs.transport import VerbsSettings
 from isthmus_shared.config import ServiceConfig, secret_field
@@ -42,7 +43,7 @@ class RelayConfig(ServiceConfig):
     prefault: bool = Field(default=True, description="Fill the pool's memory in at the start, in the background")
     huge_pages: bool = Field(default=False, description="The pool in huge pages, which the host must have reserved")
     numa_node: int | None = Field(default=None, ge=0, lt=1024, description="Node of the host to hold the pool")
-    slot_bytes: int = Field(default=MIB // 4, ge=4096, le=64 * MIB, description="One slot, and so one chunk")
+    slot_bytes: int = Field(default=MIB, ge=4096, le=64 * MIB, description="One slot, and so one chunk")
     out_share: float = Field(default=0.5, gt=0, lt=1, description="Largest part of the pool for outgoing transfers")
     retain_bytes: int | None = Field(
         default=None,
@@ -64,6 +65,9 @@ class RelayConfig(ServiceConfig):
     rate_bytes_per_s: float = Field(default=0, ge=0, description="Ceiling of one lane; 0 is none")
     streams: int = Field(default=2, ge=1, le=MAX_STREAMS, description="TCP data streams of one lane")
 
+    tls_cert: Path | None = Field(default=None, description="PEM certificate chain; makes TCP lanes TLS, both ways")
+    tls_key: Path | None = Field(default=None, description="Its private key")
+    tls_ca: Path | None = Field(default=None, description="PEM authorities whose certificates are other relays'")
     transport: TransportKind = Field(
         default=TransportKind.AUTO,
         description="What carries lanes; `auto`: RDMA verbs where both ends have it, else TCP",
@@ -83,6 +87,18 @@ class RelayConfig(ServiceConfig):
             raise ValueError("ISTHMUS_RELAY_POOL_BYTES must hold at least two slots of ISTHMUS_RELAY_SLOT_BYTES")
         return self
 
+    @model_validator(mode="after")
+    def _tls_whole(self) -> RelayConfig:
+        if len({path is None for path in (self.tls_cert, self.tls_key, self.tls_ca)}) > 1:
+            raise ValueError("ISTHMUS_RELAY_TLS_CERT, _KEY and _CA go together")
+        return self
+
+    @property
+    def tls(self) -> TlsSettings | None:
+        if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
+            return None
+        return TlsSettings(cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca)
+
     def settings(self, incarnation: Incarnation) -> DaemonSettings:
         host = socket.gethostname() if self.host in WILDCARDS else self.host
         return DaemonSettings(
@@ -101,7 +117,13 @@ class RelayConfig(ServiceConfig):
                 host_us_per_step=self.host_us_per_step,
             ),
             transport=TransportSettings(
-                tcp=TcpSettings(host=self.host, port=self.port, advertise=self.advertise or host, streams=self.streams),
+                tcp=TcpSettings(
+                    host=self.host,
+                    port=self.port,
+                    advertise=self.advertise or host,
+                    streams=self.streams,
+                    tls=self.tls,
+                ),
                 kind=self.transport,
                 verbs=VerbsSettings(devices=self.devices, gid_index=self.gid_index),
             ),

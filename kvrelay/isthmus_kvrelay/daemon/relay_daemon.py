@@ -176,10 +176,10 @@ class RelayDaemon:
 
     # --- the core's shell
 
-    def take(self, event: Event) -> None:
+    def take(self, *events: Event) -> None:
         if self._stopped:
             return
-        for effect in self._core.handle(event, now_s=self._loop.time()):
+        for effect in self._core.handle(*events, now_s=self._loop.time()):
             self._carry_out(effect)
         self._arm_timer()
         if self._core.open_flows:

@@ -111,6 +111,10 @@ class MixedTransport:
     def uncredited_chunks(self) -> int:
         return self._tcp.uncredited_chunks + self._verbs.uncredited_chunks
 
+    @property
+    def rail_failures(self) -> dict[str, int]:
+        return self._verbs.rail_failures
+
     async def start(self) -> str:
         try:
             await self._verbs.start()

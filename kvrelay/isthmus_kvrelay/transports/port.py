@@ -6,7 +6,6 @@ made with, never from within a call. The promises at the head of `core.events` a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from isthmus_kvrelay.core.events import (
@@ -26,7 +25,13 @@ from isthmus_kvrelay.core.events import (
     SendRevoke,
 )
 
-Emit = Callable[[Event], None]
+
+class Emit(Protocol):
+    def __call__(self, *events: Event) -> None:
+        """In order. Those that come at once cost less together than one by one."""
+        ...
+
+
 ControlEffect = SendPull | SendOpened | SendCredit | SendDone | SendAbort | SendRevoke | SendQuiet | SendFeedback
 """What `lane_codec` turns into control frames."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from secrets import token_bytes
@@ -17,7 +16,6 @@ from isthmus_kvrelay.core.events import (
     CloseLane,
     Dial,
     DialFailed,
-    Event,
     ExpectChunk,
     LaneId,
     RevokeFlow,
@@ -38,17 +36,19 @@ from isthmus_kvrelay.transports.handshake import (
 )
 from isthmus_kvrelay.transports.joining import Joining
 from isthmus_kvrelay.transports.landing import LandingTable
+from isthmus_kvrelay.transports.mailbox import Mailbox
 from isthmus_kvrelay.transports.port import ControlEffect, Emit
 from isthmus_kvrelay.transports.shm import SharedPool
+from isthmus_kvrelay.transports.stream import PlainStream, Stream
 from isthmus_kvrelay.transports.tcp_lane import TcpLane, as_loss
 from isthmus_kvrelay.transports.tcp_streams import Ends, not_sent
+from isthmus_kvrelay.transports.tls import Tls, TlsSettings, connect
 from isthmus_kvrelay.wire import incarnation_digest
 from isthmus_shared.errors import IsthmusError, NoCapacity, PartyLost, ProtocolViolation, StaleParty
 from isthmus_shared.ids import Incarnation
 
 MAX_HANDSHAKES = 64
 """Connections that have not proved themselves yet, and half-joined lanes; one more is closed at once."""
-SOCKET_BUFFER_BYTES = 4 << 20
 BACKLOG = 128
 Adopt = Callable[[DialerHello, socket.socket], None]
 ACCEPT_PAUSE_S = 0.1
@@ -62,6 +62,9 @@ class TcpSettings:
     advertise: str
     """Host that peers are told; the port is added."""
     streams: int
+    checksums: bool = True
+    """Off for a measurement of what they cost only; both ends alike."""
+    tls: TlsSettings | None = None
     handshake_timeout_s: float = 5.0
     ping_interval_s: float = 1.0
     ping_timeout_s: float = 5.0
@@ -84,7 +87,9 @@ class TcpTransport:
         """`lane_numbers`: shared with the relay's other transports. `adopt`: which kinds of lane may be dialed at the
         listener, and who takes the connections (None: this transport); by default its own kind only.
         """
-        self._settings, self._me, self._pool, self._emit, self._log = settings, me, pool, emit, log
+        self._settings, self._me, self._pool, self._log = settings, me, pool, log
+        self._mail = Mailbox(emit)
+        self._tls = None if settings.tls is None else Tls(settings.tls)
         self._landing = LandingTable(pool)
         self._lanes: dict[LaneId, TcpLane] = {}
         self._joining: dict[tuple[Incarnation, bytes], Joining] = {}
@@ -98,9 +103,7 @@ class TcpTransport:
         self._greeting: set[asyncio.Task[None]] = set()
         """Dials and handshakes; cancelled when the transport closes."""
         self._runner: asyncio.Task[None] | None = None
-        self._events: deque[Event] = deque()
         self._lock = threading.Lock()
-        self._flush_due = False
 
     @property
     def uncredited_chunks(self) -> int:
@@ -111,6 +114,7 @@ class TcpTransport:
 
     async def start(self) -> str:
         self._loop = asyncio.get_running_loop()
+        self._mail.start()
         listener = socket.create_server((self._settings.host, self._settings.port), backlog=BACKLOG)
         listener.setblocking(False)
         self._listener = listener
@@ -144,7 +148,7 @@ class TcpTransport:
         self._stop.set()
         if self._runner is not None:
             await self._runner
-            self._flush()
+            self._mail.flush()
 
     def _greet(self, work: Coroutine[None, None, None]) -> None:
         assert self._work is not None
@@ -156,7 +160,7 @@ class TcpTransport:
 
     def dial(self, effect: Dial) -> None:
         if self._stop.is_set():
-            self.post(DialFailed(effect.peer, PartyLost("the relay is stopping").to_fault()))
+            self._mail.post(DialFailed(effect.peer, PartyLost("the relay is stopping").to_fault()))
         else:
             self._greet(self._dial(effect))
 
@@ -168,44 +172,27 @@ class TcpTransport:
     def send_chunk(self, effect: SendChunk) -> None:
         lane = self._lanes.get(effect.lane)
         if lane is None:
-            self.post(not_sent(effect))
+            self._mail.post(not_sent(effect))
         else:
             lane.send_chunk(effect)
 
     def expect(self, effect: ExpectChunk) -> None:
         lane = self._lanes.get(effect.lane)
         if lane is None or lane.closing:
-            self.post(SlotQuiet(effect.into))
+            self._mail.post(SlotQuiet(effect.into))
         else:
             self._landing.arm(effect)
 
     def revoke(self, effect: RevokeFlow) -> None:
         for ref in self._landing.revoke(effect.lane, effect.key):
-            self.post(SlotQuiet(ref))
+            self._mail.post(SlotQuiet(ref))
 
     def close_lane(self, effect: CloseLane) -> None:
         lane = self._lanes.get(effect.lane)
         if lane is not None:
             lane.close(effect.fault.to_error())
 
-    # --- events, from any thread, to the loop in order
-
-    def post(self, event: Event) -> None:
-        with self._lock:
-            self._events.append(event)
-            if self._flush_due:
-                return
-            self._flush_due = True
-        self._loop.call_soon_threadsafe(self._flush)
-
-    def _flush(self) -> None:
-        while True:
-            with self._lock:
-                if not self._events:
-                    self._flush_due = False
-                    return
-                event = self._events.popleft()
-            self._emit(event)
+    # --- told by the lanes' threads
 
     def _lost(self, lane: LaneId, error: IsthmusError) -> None:
         self._loop.call_soon_threadsafe(self._close_lost, lane, error)
@@ -226,7 +213,7 @@ class TcpTransport:
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
                 await self._dial_streams(effect, sockets)
-            await self._lane_up(effect.peer, sockets[0], sockets[1:])
+            await self._lane_up(effect.peer, sockets[0], sockets[1:], dialed=True)
             return
         except TimeoutError:
             error = PartyLost(f"the relay at {effect.address} did not answer in time")
@@ -243,7 +230,7 @@ class TcpTransport:
         for sock in sockets:
             sock.close()
         self._log.warning("lane.dial_failed", address=effect.address, code=error.code, error=error.text)
-        self.post(DialFailed(effect.peer, as_loss(error).to_fault()))
+        self._mail.post(DialFailed(effect.peer, as_loss(error).to_fault()))
 
     async def _dial_streams(self, effect: Dial, sockets: list[socket.socket]) -> None:
         host, port = parse_address(effect.address)
@@ -349,11 +336,14 @@ class TcpTransport:
         del self._joining[name]
         joining.timer.cancel()
         data = [joining.sockets[stream] for stream in range(1, joining.streams + 1)]
-        await self._lane_up(name[0], joining.sockets[0], data)
+        await self._lane_up(name[0], joining.sockets[0], data, dialed=False)
 
     # --- lanes
 
-    async def _lane_up(self, peer: Incarnation, control: socket.socket, data: list[socket.socket]) -> None:
+    async def _lane_up(
+        self, peer: Incarnation, control: socket.socket, data: list[socket.socket], *, dialed: bool
+    ) -> None:
+        streams = await self._streams(control, data, dialed=dialed)
         number = LaneId(next(self._lane_numbers))
         ends = Ends(
             number,
@@ -361,24 +351,35 @@ class TcpTransport:
             peer=incarnation_digest(peer),
             pool=self._pool,
             landing=self._landing,
-            report=self.post,
+            checksums=self._settings.checksums,
+            report=self._mail.post_all,
             lost=self._lost,
             refused=self._refused,
         )
         lane = TcpLane(
             ends,
             peer=peer,
-            data=data,
+            data=streams,
             ping_interval_s=self._settings.ping_interval_s,
             ping_timeout_s=self._settings.ping_timeout_s,
-            report=self.post,
+            report=self._mail.post,
             on_closing=self._lane_closing,
         )
         self._lanes[number] = lane
         self._log.info("lane.up", lane=number, peer=peer, streams=len(data))
-        await self._loop.create_connection(lambda: lane, sock=control)
+        context = None if self._tls is None else self._tls.context(dialed=dialed)
+        await connect(lambda: lane, control, context, dialed=dialed)
         if self._stop.is_set():
             lane.close(PartyLost("the relay is stopping"))
+
+    async def _streams(self, control: socket.socket, data: list[socket.socket], *, dialed: bool) -> Sequence[Stream]:
+        if self._tls is None:
+            return [PlainStream(sock) for sock in data]
+        try:
+            return await self._tls.secure(data, dialed=dialed, timeout_s=self._settings.handshake_timeout_s)
+        except OSError:
+            control.close()
+            raise
 
     def _lane_closing(self, lane: TcpLane, error: IsthmusError) -> None:
         self._log.info("lane.closing", lane=lane.lane, code=error.code, error=error.text)
@@ -392,7 +393,6 @@ class TcpTransport:
 
 
 def _tune(sock: socket.socket) -> None:
+    """Buffer sizes are the kernel's to choose: it grows them with the path, while a size that is set stays (ADR 4)."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)

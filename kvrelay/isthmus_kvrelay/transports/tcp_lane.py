@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from isthmus_kvrelay import wire
 from isthmus_kvrelay.core.events import Event, LaneDown, LaneId, LaneUp, SendChunk, SlotQuiet
 from isthmus_kvrelay.lane_codec import event_of, messages_of
 from isthmus_kvrelay.transports.port import ControlEffect
+from isthmus_kvrelay.transports.stream import Stream
 from isthmus_kvrelay.transports.tcp_streams import Ends, not_sent, start_threads
 from isthmus_shared.errors import IsthmusError, PartyLost, ProtocolViolation, Retry, TransferFailed
 from isthmus_shared.ids import Incarnation
@@ -28,7 +28,7 @@ class TcpLane(asyncio.Protocol):
         ends: Ends,
         *,
         peer: Incarnation,
-        data: list[socket.socket],
+        data: Sequence[Stream],
         ping_interval_s: float,
         ping_timeout_s: float,
         report: Callable[[Event], None],
@@ -44,9 +44,7 @@ class TcpLane(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._control: asyncio.Transport | None = None
         self.closing = False
-        for sock in data:
-            sock.setblocking(True)
-        self._threads = [t for number, sock in enumerate(data, 1) for t in start_threads(ends, sock, number)]
+        self._threads = [t for number, stream in enumerate(data, 1) for t in start_threads(ends, stream, number)]
 
     @property
     def lane(self) -> LaneId:
@@ -123,8 +121,8 @@ class TcpLane(asyncio.Protocol):
             self._timer.cancel()
         if self._control is not None:
             self._control.abort()
-        for sock in self._data:
-            _shut(sock)
+        for stream in self._data:
+            stream.shut()
             self.ends.jobs.put(None)  # one per sending thread
         self._report(LaneDown(self.lane, as_loss(error).to_fault()))  # without a LaneUp before it, the core ignores it
         self._on_closing(self, error)
@@ -132,8 +130,8 @@ class TcpLane(asyncio.Protocol):
     async def finish(self) -> None:
         """Wait for the threads, then report what they left: no slot of this lane is touched after that."""
         await asyncio.to_thread(self._join)
-        for sock in self._data:
-            sock.close()
+        for stream in self._data:
+            stream.close()
         while True:
             try:
                 job = self.ends.jobs.get_nowait()
@@ -154,10 +152,3 @@ def as_loss(error: IsthmusError) -> IsthmusError:
     if error.retry is Retry.NEVER:
         return TransferFailed("the peer of the transfer was closed", why=error.text)
     return error
-
-
-def _shut(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the peer was quicker

@@ -9,7 +9,7 @@ import pytest
 
 from isthmus_kvrelay.core.events import ExpectChunk, FlowKey, LaneId, SlotUse
 from isthmus_kvrelay.transports.shm import SharedPool
-from isthmus_kvrelay.transports.verbs.landings import Landings, Verdict
+from isthmus_kvrelay.transports.verbs.landings import Landings
 from isthmus_kvrelay.transports.verbs.memory import Heads, immediate, slot_of
 from isthmus_kvrelay.wire import FrameType, Header, checksum, flow_digest
 from isthmus_shared.errors import ProtocolViolation
@@ -53,7 +53,7 @@ def memory() -> Iterator[Memory]:
 def test_a_credited_chunk_lands_once(memory: Memory) -> None:
     memory.landings.arm(EXPECTED)
     memory.write()
-    assert memory.completed() == (EXPECTED, Verdict.INTACT)
+    assert memory.completed() == (EXPECTED, True)
     assert memory.completed() is None
     assert len(memory.landings) == 0
 
@@ -62,7 +62,7 @@ def test_damage_is_seen_before_the_core_hears_of_the_chunk(memory: Memory) -> No
     memory.landings.arm(EXPECTED)
     memory.write()
     memory.pool.view(USE.slot, 50, 1)[0] ^= 1
-    assert memory.completed() == (EXPECTED, Verdict.DAMAGED)
+    assert memory.completed() == (EXPECTED, False)
 
 
 @pytest.mark.parametrize("use", [USE.use - 1, USE.use + 1])
@@ -70,7 +70,7 @@ def test_a_late_completion_of_another_use_of_the_slot_is_ignored(memory: Memory,
     memory.landings.arm(EXPECTED)
     memory.write()
     assert memory.completed(immediate(USE.slot, use)) is None
-    assert memory.completed() == (EXPECTED, Verdict.INTACT)
+    assert memory.completed() == (EXPECTED, True)
 
 
 def test_another_lane_cannot_complete_it(memory: Memory) -> None:
@@ -91,17 +91,15 @@ def test_a_chunk_other_than_the_credited_one_is_a_violation(memory: Memory, chan
     assert memory.landings.lane_gone(LANE) == [USE]
 
 
-def test_a_revoked_slot_is_quiet_after_its_write_or_its_fence_and_not_before(memory: Memory) -> None:
+def test_a_revoked_flow_is_disarmed_and_a_write_that_still_comes_means_nothing(memory: Memory) -> None:
     memory.landings.arm(EXPECTED)
-    later = dataclasses.replace(EXPECTED, chunk=3, into=SlotUse(6, 1))
-    memory.landings.arm(later)
-    assert memory.landings.fenced(LANE, KEY) == []
-    assert memory.landings.revoke(LANE, KEY)
-    assert len(memory.landings) == 2
+    other = dataclasses.replace(EXPECTED, key=FlowKey(TransferId("other"), Generation(1)), into=SlotUse(6, 1))
+    memory.landings.arm(other)
+    assert memory.landings.revoke(LANE, KEY) == [USE]
+    assert memory.landings.revoke(LANE, KEY) == []
     memory.write()
-    assert memory.completed() == (EXPECTED, Verdict.REVOKED)
-    assert memory.landings.fenced(LANE, KEY) == [SlotUse(6, 1)]
-    assert not memory.landings.revoke(LANE, KEY)
+    assert memory.completed() is None
+    assert memory.landings.lane_gone(LANE) == [SlotUse(6, 1)]
 
 
 def test_an_immediate_names_the_slot_and_the_low_bits_of_its_use() -> None:

@@ -1,13 +1,12 @@
 """Which slots a peer's writes may complete into now. All on the event loop's thread.
 
-An adapter writes without asking, so a slot is quiet only when its one write has completed here, when the sender has
-answered a fence behind it, or when the lane's queue pairs are destroyed. A flow that is revoked stays armed until then.
+Disarming makes this end deaf to a write, it does not keep the adapter from it: the core keeps a revoked slot out of use
+until the sender has said that all its writes have completed, or the lane's queue pairs are destroyed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from isthmus_kvrelay.core.events import ExpectChunk, FlowKey, LaneId, SlotUse
 from isthmus_kvrelay.transports.shm import SharedPool
@@ -16,17 +15,10 @@ from isthmus_kvrelay.wire import FrameType, Header, checksum, flow_digest
 from isthmus_shared.errors import ProtocolViolation
 
 
-class Verdict(Enum):
-    INTACT = "intact"
-    DAMAGED = "damaged"
-    REVOKED = "revoked"
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Armed:
     expected: ExpectChunk
     flow: bytes
-    revoked: bool = False
 
 
 class Landings:
@@ -41,10 +33,8 @@ class Landings:
         self._armed[slot] = _Armed(expected, flow_digest(expected.key))
         self._by_flow.setdefault((expected.lane, expected.key), set()).add(slot)
 
-    def completed(
-        self, lane: LaneId, imm: int, *, sender: bytes, receiver: bytes
-    ) -> tuple[ExpectChunk, Verdict] | None:
-        """A write with that immediate has completed; None: without credit (any more).
+    def completed(self, lane: LaneId, imm: int, *, sender: bytes, receiver: bytes) -> tuple[ExpectChunk, bool] | None:
+        """A write with that immediate has completed: what it was, and whether intact. None: without credit (any more).
 
         `ProtocolViolation` when the header beside it is not of the chunk that the credit was for.
         """
@@ -52,9 +42,6 @@ class Landings:
         if armed is None or armed.expected.lane != lane or immediate(slot_of(imm), armed.expected.into.use) != imm:
             return None
         expected = armed.expected
-        if armed.revoked:
-            self._drop(expected)
-            return expected, Verdict.REVOKED
         header = Header.decode(self._heads.get(expected.into.slot), limit=self._pool.slot_bytes)
         said = Header(
             FrameType.CHUNK,
@@ -73,19 +60,11 @@ class Landings:
         payload = self._pool.view(expected.into.slot, 0, expected.size_bytes)
         intact = checksum(payload, flow=armed.flow, chunk=expected.chunk) == header.checksum
         self._drop(expected)
-        return expected, Verdict.INTACT if intact else Verdict.DAMAGED
+        return expected, intact
 
-    def revoke(self, lane: LaneId, key: FlowKey) -> bool:
-        """True: some are still armed; fence them, then `fenced`."""
-        slots = self._by_flow.get((lane, key), set())
-        for slot in slots:
-            self._armed[slot].revoked = True
-        return bool(slots)
-
-    def fenced(self, lane: LaneId, key: FlowKey) -> list[SlotUse]:
-        """The sender writes no more of that flow: what is quiet now."""
-        slots = self._by_flow.get((lane, key), set())
-        return self._give_up([self._armed[slot] for slot in sorted(slots) if self._armed[slot].revoked])
+    def revoke(self, lane: LaneId, key: FlowKey) -> list[SlotUse]:
+        """Disarm a flow; returns what was still armed."""
+        return self._give_up([self._armed[slot] for slot in sorted(self._by_flow.get((lane, key), ()))])
 
     def lane_gone(self, lane: LaneId) -> list[SlotUse]:
         """Its queue pairs are destroyed."""

@@ -15,7 +15,6 @@ from isthmus_kvrelay.core.events import (
     ChunkSent,
     Event,
     ExpectChunk,
-    FlowKey,
     LaneDown,
     LaneId,
     LaneUp,
@@ -29,8 +28,7 @@ from isthmus_kvrelay.transports.tcp_lane import as_loss
 from isthmus_kvrelay.transports.verbs import messages as say
 from isthmus_kvrelay.transports.verbs.control_stream import ControlStream, Liveness
 from isthmus_kvrelay.transports.verbs.faults import RailFault
-from isthmus_kvrelay.transports.verbs.landings import Landings, Verdict
-from isthmus_kvrelay.transports.verbs.outbox import Outbox
+from isthmus_kvrelay.transports.verbs.landings import Landings
 from isthmus_kvrelay.transports.verbs.rail import Rail
 from isthmus_kvrelay.transports.verbs.rails import RailMaker, Rails
 from isthmus_kvrelay.wire import incarnation_digest
@@ -72,8 +70,9 @@ class VerbsLane:
         self.closing = False
         self.up: asyncio.Future[None] = self._loop.create_future()
         """Done when the peer's side can be written to; an `IsthmusError` when that will never be."""
-        self._told_up = False
-        self._outbox = Outbox(dropped=lambda job: self._report_sent(job, ok=False), fenced=self._say_fenced)
+        self.told_up = False
+        self._waiting: deque[SendChunk] = deque()
+        """To be posted; bounded by the peer's credit."""
         self._landed: deque[int] = deque()
         """Immediates of writes that completed and are to be verified."""
         self._turn_due = False
@@ -99,16 +98,15 @@ class VerbsLane:
         if self.closing:
             self._report_sent(job, ok=False)
             return
-        self._outbox.put(job)
+        self._waiting.append(job)
         self._turn_soon()
 
     def expect(self, expected: ExpectChunk) -> None:
         self._parts.landings.arm(expected)
 
     def revoke(self, effect: RevokeFlow) -> None:
-        """Fence the flow: only the sender knows whether its adapter is still writing."""
-        if self._parts.landings.revoke(self.lane, effect.key):
-            self.control.write(say.Fence(transfer_id=effect.key.transfer_id, generation=effect.key.generation))
+        for ref in self._parts.landings.revoke(self.lane, effect.key):
+            self._parts.report(SlotQuiet(ref))
 
     # --- the peer's words
 
@@ -120,35 +118,20 @@ class VerbsLane:
             case say.RailOffer() | say.RailAnswer() | say.RailRefused() | say.RailDown() | say.Receives():
                 self._rails.take(message)
                 self._turn_soon()
-            case say.Fence():
-                self._outbox.fence(message.key)
-            case say.Fenced():
-                self._quiet(message.key)
             case _:
                 event = event_of(self.lane, message)
                 if event is not None:
                     self._parts.report(event)
 
     def _tell_up(self) -> None:
-        if not self._told_up and not self.closing:
-            self._told_up = True
+        if not self.told_up and not self.closing:
+            self.told_up = True
             self._parts.report(LaneUp(self.lane, self.peer))
             self.up.set_result(None)
 
-    def _say_fenced(self, key: FlowKey) -> None:
-        self.control.write(say.Fenced(transfer_id=key.transfer_id, generation=key.generation))
-
-    def _quiet(self, key: FlowKey) -> None:
-        """The sender has seen all its writes of that flow complete, so their completions are in our queues too."""
-        self._rails.poll()
-        self._verify(most_bytes=None)
-        if not self.closing:
-            for ref in self._parts.landings.fenced(self.lane, key):
-                self._parts.report(SlotQuiet(ref))
-
     # --- rails (`rail.RailHost`)
 
-    def say(self, message: say.RailMessage) -> None:
+    def say(self, message: say.VerbsMessage) -> None:
         self.control.write(message)
 
     def rail_works(self, rail: Rail) -> None:
@@ -173,10 +156,9 @@ class VerbsLane:
     def chunks_landed(self, jobs: list[SendChunk]) -> None:
         for job in jobs:
             self._report_sent(job, ok=True)
-        self._outbox.finished(jobs)
 
     def chunks_again(self, jobs: list[SendChunk]) -> None:
-        self._outbox.again(jobs)
+        self._waiting.extendleft(reversed(jobs))  # the rail is gone at both ends: they never land through it
         self._turn_soon()
 
     def rails_gone(self, error: IsthmusError) -> None:
@@ -200,20 +182,20 @@ class VerbsLane:
 
     def _post(self, *, most_bytes: int) -> None:
         posted_bytes = 0
-        while self._outbox and not self.closing:
+        while self._waiting and not self.closing:
             rail = self._rails.best()
             if rail is None:
                 return  # a completion, the peer's receives or a rail's return come back here
             if posted_bytes >= most_bytes:
                 self._turn_soon()
                 return
-            jobs = self._outbox.take(min(rail.room, CHAIN_CHUNKS))
+            jobs = [self._waiting.popleft() for _ in range(min(rail.room, CHAIN_CHUNKS, len(self._waiting)))]
             posted_bytes += sum(job.size_bytes for job in jobs)
             rail.send(jobs)
 
-    def _verify(self, *, most_bytes: int | None) -> None:
+    def _verify(self, *, most_bytes: int) -> None:
         done_bytes = 0
-        while self._landed and not self.closing and (most_bytes is None or done_bytes < most_bytes):
+        while self._landed and not self.closing and done_bytes < most_bytes:
             imm = self._landed.popleft()
             try:
                 found = self._parts.landings.completed(self.lane, imm, sender=self.peer_digest, receiver=self.me)
@@ -223,13 +205,9 @@ class VerbsLane:
             if found is None:
                 self._parts.refused()
                 continue
-            expected, verdict = found
+            expected, intact = found
             done_bytes += expected.size_bytes
-            if verdict is Verdict.REVOKED:
-                self._parts.report(SlotQuiet(expected.into))
-            else:
-                intact = verdict is Verdict.INTACT
-                self._parts.report(ChunkLanded(self.lane, expected.key, expected.chunk, expected.into, intact))
+            self._parts.report(ChunkLanded(self.lane, expected.key, expected.chunk, expected.into, intact))
 
     def _report_sent(self, job: SendChunk, *, ok: bool) -> None:
         self._parts.report(ChunkSent(self.lane, job.key, job.chunk, job.out_of, ok))
@@ -245,8 +223,9 @@ class VerbsLane:
         self._parts.report(LaneDown(self.lane, as_loss(error).to_fault()))  # before any LaneUp: the core ignores it
         for job in self._rails.close():
             self._report_sent(job, ok=False)
-        for job in self._outbox.empty():
+        for job in self._waiting:
             self._report_sent(job, ok=False)
+        self._waiting.clear()
         for ref in self._parts.landings.lane_gone(self.lane):
             self._parts.report(SlotQuiet(ref))
         if not self.up.done():

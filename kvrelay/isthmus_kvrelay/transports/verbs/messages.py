@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, model_validator
 
 from isthmus_kvrelay.framing import Count, Frame
 from isthmus_kvrelay.transports.verbs.binding import QpAddress
-from isthmus_kvrelay.wire import LaneMessage, OfTransfer
+from isthmus_kvrelay.wire import HEADER_BYTES, LaneMessage
 from isthmus_shared.errors import Fault
 
 MAX_RAILS = 8
@@ -43,6 +43,13 @@ class _Endpoint(_OfRail):
     """Posted already."""
     device: Annotated[str, Field(min_length=1, max_length=64)]
     """For logs and errors."""
+
+    @model_validator(mode="after")
+    def _memory_ends(self) -> Self:
+        heads_bytes = (self.slots + 1) * HEADER_BYTES
+        if max(self.pool_address + self.slots * self.slot_bytes, self.heads_address + heads_bytes) > 2**64:
+            raise ValueError("memory beyond the end of the address space")
+        return self
 
     @property
     def address(self) -> QpAddress:
@@ -89,19 +96,6 @@ class Receives(_OfRail):
     posted: Count
 
 
-class Fence(OfTransfer):
-    """Receiver → sender: write no more of that flow, and say when what was posted has ended."""
-
-    kind: Literal["fence"] = "fence"
-
-
-class Fenced(OfTransfer):
-    """Sender → receiver: no write of that flow is under way, and none will come."""
-
-    kind: Literal["fenced"] = "fenced"
-
-
-RailMessage = RailOffer | RailAnswer | RailRefused | RailUp | RailDown | Receives
-VerbsMessage = RailMessage | Fence | Fenced
+VerbsMessage = RailOffer | RailAnswer | RailRefused | RailUp | RailDown | Receives
 AnyMessage = LaneMessage | VerbsMessage
 ADAPTER: TypeAdapter[AnyMessage] = TypeAdapter(Annotated[AnyMessage, Field(discriminator="kind")])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from functools import partial
 from secrets import randbits
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from isthmus_kvrelay.core.events import SendChunk
 from isthmus_kvrelay.transports.verbs.binding import Completion, Depths, PathSettings, Status, Write
 from isthmus_kvrelay.transports.verbs.faults import RailFault, fault_of, refused
 from isthmus_kvrelay.transports.verbs.memory import Adapter, PoolMemory, immediate
-from isthmus_kvrelay.transports.verbs.messages import RailAnswer, RailMessage, RailOffer, Receives
+from isthmus_kvrelay.transports.verbs.messages import RailAnswer, RailOffer, Receives, VerbsMessage
 from isthmus_kvrelay.transports.verbs.window import ReceiveCount, SendWindow
 from isthmus_kvrelay.wire import HEADER_BYTES, FrameType, Header, checksum, flow_digest
 
@@ -23,6 +24,8 @@ PROBE_ID = 2**62
 class RailState(Enum):
     CONNECTING = auto()
     """Initialised, receives posted; the peer's address is not known yet."""
+    JOINING = auto()
+    """A thread connects the queue pair. Nobody but it touches that now, and the peer may not write yet."""
     CONNECTED = auto()
     """The peer may write; this end writes when it has probed."""
     PROBING = auto()
@@ -38,7 +41,7 @@ class RailHost(Protocol):
     me: bytes
     peer_digest: bytes
 
-    def say(self, message: RailMessage) -> None: ...
+    def say(self, message: VerbsMessage) -> None: ...
 
     def rail_works(self, rail: Rail) -> None:
         """Its probe has crossed."""
@@ -117,17 +120,39 @@ class Rail:
     def answer(self) -> RailAnswer:
         return RailAnswer.model_validate(self._facts())
 
-    def connect(self, remote: RailOffer | RailAnswer) -> None:
-        """`OSError` when the device refuses."""
+    def join(self, remote: RailOffer | RailAnswer, then: Callable[[OSError | None], None]) -> asyncio.Future[None]:
+        """Connect, in a thread: the kernel finds the way to the peer meanwhile, which takes up to a second.
+
+        `then` is called when that is over, unless the rail was stopped before. Nothing may close the device until the
+        future is done.
+        """
         assert self.state is RailState.CONNECTING
-        self._remote = remote
+        self.state, self._remote = RailState.JOINING, remote
         self.window = SendWindow(self._depths, peer_receives=remote.receives)
-        mtu = min(remote.mtu, self.adapter.port.mtu)
-        gid_index = self.adapter.gid.index
-        self._qp.connect(remote.address, psn=self._psn, gid_index=gid_index, mtu=mtu, path=self._path)
+        connect = partial(
+            self._qp.connect,
+            remote.address,
+            psn=self._psn,
+            gid_index=self.adapter.gid.index,
+            mtu=min(remote.mtu, self.adapter.port.mtu),
+            path=self._path,
+        )
+        joining = asyncio.get_running_loop().run_in_executor(None, connect)
+        joining.add_done_callback(partial(self._joined, then))
+        return joining
+
+    def _joined(self, then: Callable[[OSError | None], None], joining: asyncio.Future[None]) -> None:
+        error = joining.exception()
+        if error is not None and not isinstance(error, OSError):
+            raise error
+        if self.state is not RailState.JOINING:
+            self._qp.close()  # stopped meanwhile
+            return
         self.state = RailState.CONNECTED
-        asyncio.get_running_loop().add_reader(self._qp.fd, self.poll)
-        self._watched = True
+        if error is None:
+            asyncio.get_running_loop().add_reader(self._qp.fd, self.poll)
+            self._watched = True
+        then(error)
 
     def probe(self) -> None:
         """Write into a place of the peer's that nobody reads; `rail_works` or `rail_failed` follows."""
@@ -214,7 +239,7 @@ class Rail:
 
     def poll(self) -> None:
         """Take what has completed. Called when the channel is readable, and whenever the lane must know now."""
-        if self.state in (RailState.STOPPED, RailState.ENDED):
+        if self.state in (RailState.JOINING, RailState.STOPPED, RailState.ENDED):
             return
         try:
             completions = self._qp.completions()
@@ -262,7 +287,10 @@ class Rail:
         """Destroy the queue pair, having counted what has landed: nothing reads or writes through it any more."""
         if self.state in (RailState.STOPPED, RailState.ENDED):
             return
+        joining = self.state is RailState.JOINING
         self.state = RailState.STOPPED
+        if joining:
+            return  # `_joined` destroys it
         if self._watched:
             asyncio.get_running_loop().remove_reader(self._qp.fd)
             self._watched = False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
@@ -24,6 +26,8 @@ LAST_WORD_S = 5.0
 
 class RailsHost(RailHost, Protocol):
     closing: bool
+    told_up: bool
+    """The core knows of the lane."""
 
     def chunks_landed(self, jobs: list[SendChunk]) -> None: ...
 
@@ -41,6 +45,10 @@ class RailMaker:
     health: RailHealth
     depths: Depths
     path: PathSettings
+    failures: Counter[str] = field(default_factory=Counter)
+    """Rails that failed, by the status of the request that told (or "refused": a call, or the peer's word)."""
+    joining: set[asyncio.Future[None]] = field(default_factory=set)
+    """Threads that use a queue pair; the devices must outlive them."""
 
     def make(self, host: RailHost, *, index: int, attempt: int) -> Rail:
         return Rail(
@@ -102,13 +110,14 @@ class Rails:
 
     def _quarantine(self, index: int, fault: RailFault) -> None:
         self._last_fault = fault.to_error()
+        self._maker.failures[fault.cause] += 1
         device = self._maker.adapters[index].name
         wait_s = self._maker.health.failed(device, self._peer, now_s=self._loop.time())
         self._log.warning("rail.quarantined", rail=index, device=device, why=fault.why, for_s=wait_s)
 
     # --- the peer's words
 
-    def take(self, message: say.RailMessage) -> None:
+    def take(self, message: say.VerbsMessage) -> None:
         if isinstance(message, say.RailOffer):
             self._offered(message)
             return
@@ -117,8 +126,7 @@ class Rails:
             return  # of an attempt that is over
         match message:
             case say.RailAnswer() if self._dialed and rail.state is RailState.CONNECTING:
-                if self._connect(rail, message):
-                    rail.probe()
+                self._join(rail, message, rail.probe)
             case say.RailUp() if not self._dialed and rail.state is RailState.CONNECTED:
                 rail.probe()
             case say.RailRefused() if self._dialed and rail.state is RailState.CONNECTING:
@@ -143,19 +151,21 @@ class Rails:
             self._refuse(offer, refused(self._maker.adapters[index].name, error).to_error())
             return
         self._rails[index] = rail
-        if self._connect(rail, offer):
-            self._host.say(rail.answer())
+        self._join(rail, offer, lambda: self._host.say(rail.answer()))
 
     def _refuse(self, offer: say.RailOffer, error: IsthmusError) -> None:
         self._host.say(say.RailRefused(rail=offer.rail, attempt=offer.attempt, fault=error.to_fault()))
 
-    def _connect(self, rail: Rail, remote: say.RailOffer | say.RailAnswer) -> bool:
-        try:
-            rail.connect(remote)
-        except OSError as error:
-            self.failed(rail, refused(rail.name, error))
-            return False
-        return True
+    def _join(self, rail: Rail, remote: say.RailOffer | say.RailAnswer, then: Callable[[], None]) -> None:
+        def joined(error: OSError | None) -> None:
+            if error is not None:
+                self.failed(rail, refused(rail.name, error))
+            else:
+                then()
+
+        joining = rail.join(remote, joined)
+        self._maker.joining.add(joining)
+        joining.add_done_callback(self._maker.joining.discard)
 
     def _refused(self, rail: Rail, message: say.RailRefused) -> None:
         rail.stop()
@@ -183,6 +193,7 @@ class Rails:
             return
         self._log.warning("rail.failed", rail=rail.index, device=rail.name, why=fault.why)
         if not fault.of_path:
+            self._maker.failures[fault.cause] += 1
             self._host.rails_gone(fault.to_error())
             return
         self._down(rail, fault)
@@ -216,6 +227,8 @@ class Rails:
         self._host.rails_gone(PartyLost("the lane to a peer was lost", why="it did not say what had landed"))
 
     def _end_if_none(self) -> None:
+        if not self._dialed and not self._host.told_up:
+            return  # more offers may come; the time for setting up bounds it
         alive = [rail for rail in self._rails.values() if rail.state not in (RailState.STOPPED, RailState.ENDED)]
         if not alive and not self._host.closing:
             self._host.rails_gone(self._last_fault)
@@ -229,10 +242,6 @@ class Rails:
 
     def fits(self, job: SendChunk) -> bool:
         return any(rail.fits(job) for rail in self._rails.values())
-
-    def poll(self) -> None:
-        for rail in list(self._rails.values()):
-            rail.poll()
 
     # --- end
 

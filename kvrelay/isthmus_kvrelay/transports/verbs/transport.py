@@ -96,6 +96,11 @@ class VerbsTransport:
         """Chunks that came without credit (late, stale or forged) and were dropped."""
         return self._uncredited
 
+    @property
+    def rail_failures(self) -> dict[str, int]:
+        """Since the start, by cause: `retry_exc_err`, `rnr_retry_exc_err`, `rem_access_err`, … or `refused`."""
+        return dict(self._maker.failures) if self._maker is not None else {}
+
     # --- life
 
     async def start(self) -> None:
@@ -145,6 +150,8 @@ class VerbsTransport:
             return
         await self._runner
         self._flush()
+        if self._maker is not None:
+            await asyncio.gather(*self._maker.joining, return_exceptions=True)
         for adapter in self._adapters:
             adapter.close()
         if self._adapters:
