@@ -9,7 +9,7 @@ TORCH_INDEX_URL ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status chat test test-fast lint types format schemas sim bench clean check-python
+.PHONY: help up down status chat test test-fast lint types format schemas sim relay-seeds relay-fuzz bench bench-relay bench-peers rdma-test rdma-kernel clean check-python
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -56,8 +56,29 @@ schemas: $(VENV)/.dev  ## write schemas/ and docs/configuration.md anew from the
 sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
 	@$(PYTEST) tests/sim $(ARGS)
 
+relay-seeds: $(VENV)/.dev  ## 2,000 fault schedules over 16 simulated relays (ARGS="--seeds 20 --flows 1000 --slots 512 --at-once")
+	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_storm $(ARGS)
+
+relay-fuzz: $(VENV)/.dev  ## hostile messages and headers for ten minutes (ARGS="--seconds 60 --seed 1")
+	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_fuzz $(ARGS)
+
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
+
+bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts beside raw sockets, with a plot
+	@$(PIP) --editable '.[bench]'
+	@$(BIN)/isthmus bench relay --json bench-relay.json --plot bench-relay.svg $(ARGS)
+
+bench-peers: $(VENV)/.dev  ## the relay beside raw sockets, NIXL and Mooncake (installs those two; half a gigabyte)
+	@$(PIP) --no-deps nixl-cu12 mooncake-transfer-engine-non-cuda
+	@$(BIN)/python bench/compare_transfer.py --json bench-peers.json $(ARGS)
+
+rdma-test: $(VENV)/.rdma  ## lanes over RDMA verbs, in a guest kernel with Soft-RoCE (docs/rdma.md)
+	@OMP_NUM_THREADS=1 GUEST_TIMEOUT_S=1200 tools/rdma/guest.sh $(BIN)/python -m pytest -p no:cacheprovider \
+	  tests/rdma tests/contract/transports/test_delivery.py -k verbs $(ARGS)
+
+rdma-kernel:  ## build that guest kernel from Debian's source into your cache (about 15 CPU minutes, once)
+	@tools/rdma/kernel.sh
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
@@ -84,3 +105,7 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 	@echo "installing Isthmus and its test tools into $(VENV) (once; torch's CPU build is the large part)"
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.local
+
+$(VENV)/.rdma: $(VENV)/.dev
+	@$(PIP) --editable '.[rdma]'
+	@touch $@

@@ -12,12 +12,12 @@ from typing import Annotated, Literal, TypedDict
 from pydantic import Field, TypeAdapter
 
 from isthmus_kvrelay.core.events import FlowKey
-from isthmus_kvrelay.framing import Count, Frame, Generation32, Name, pack, prefixed, unpack
+from isthmus_kvrelay.framing import Count, Frame, Generation32, Interval, Name, pack, prefixed, unpack
 from isthmus_shared.errors import Fault, ProtocolViolation
 from isthmus_shared.ids import Generation, TransferId
 from isthmus_shared.messages.work import RelayRef, WorkerRef
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 FD_BYTE = b"P"
 MAX_CLIENT_FRAME_BYTES = 1 << 20
 """Largest frame a client may send; the largest real one declares 65,536 chunks filled at once."""
@@ -27,6 +27,7 @@ MAX_CHUNKS_PER_FRAME = 65_536
 MAX_DURATION_S = 86_400.0
 
 _INDEX = struct.Struct("!I")
+MAX_FILLED_BYTES = MAX_CHUNKS_PER_FRAME * _INDEX.size
 Seconds = Annotated[float, Field(gt=0, le=MAX_DURATION_S)]
 Indices = Annotated[bytes, Field(max_length=MAX_RELAY_FRAME_BYTES - 4_096)]
 
@@ -80,7 +81,7 @@ class OpenSinkRequest(_OfFlow):
 
 class FilledNotice(_OfFlow):
     kind: Literal["filled"] = "filled"
-    chunks: Annotated[bytes, Field(max_length=MAX_CHUNKS_PER_FRAME * _INDEX.size)]
+    chunks: Annotated[bytes, Field(max_length=MAX_FILLED_BYTES)]
 
 
 class SealNotice(_OfFlow):
@@ -97,6 +98,9 @@ class OpenSourceRequest(_OfFlow):
     total_bytes: Count
     manifest: Name
     deadline_s: Seconds
+    pull: Generation32
+    kv_tokens: Count
+    """Tokens whose KV the consumer's engine will hold."""
 
 
 class ReleaseNotice(_OfFlow):
@@ -106,6 +110,23 @@ class ReleaseNotice(_OfFlow):
 class AbortRequest(_OfFlow):
     kind: Literal["abort"] = "abort"
     fault: Fault
+
+
+class StepNotice(Frame):
+    """The client's engine has made a decode step; also now and then while it makes none."""
+
+    kind: Literal["step"] = "step"
+    step_s: Seconds
+    kv_blocks_free: Count
+    kv_block_tokens: Annotated[int, Field(gt=0, lt=2**31)]
+
+
+class ItlNotice(Frame):
+    """How the client's sequences fare: mean time between tokens, and what it should be."""
+
+    kind: Literal["itl"] = "itl"
+    itl_s: Interval
+    target_s: Interval
 
 
 class Bye(Frame):
@@ -123,6 +144,8 @@ ClientMessage = (
     | OpenSourceRequest
     | ReleaseNotice
     | AbortRequest
+    | StepNotice
+    | ItlNotice
     | Bye
 )
 
@@ -156,12 +179,14 @@ class SinkEndedNotice(_OfFlow):
 
 class SourceReadyNotice(_OfFlow):
     kind: Literal["source_ready"] = "source_ready"
+    pull: Generation32
     slots: Indices
     chunk_bytes: Count
 
 
 class SourceFailedNotice(_OfFlow):
     kind: Literal["source_failed"] = "source_failed"
+    pull: Generation32
     fault: Fault
 
 

@@ -19,6 +19,8 @@ MAX_FAULT_TEXT = 1_000
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
+MAX_INTERVAL_S = 3_600.0
+Interval = Annotated[float, Field(gt=0, le=MAX_INTERVAL_S)]
 Generation32 = Annotated[int, Field(gt=0, lt=2**32)]
 M = TypeVar("M", bound=BaseModel)
 

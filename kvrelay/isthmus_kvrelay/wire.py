@@ -12,6 +12,9 @@
 
 Big-endian. Chunk fields are zero in a control frame. The checksum is XXH3-64, seeded with what the chunk is said to
 be, so that bytes of another transfer, generation or chunk never pass.
+
+A train is a header of type TRAIN whose payload is the headers of up to `MAX_TRAIN_CHUNKS` chunks; their payloads
+follow in that order. So the receiver knows where all of them go before the first comes, and takes them in one call.
 """
 
 from __future__ import annotations
@@ -21,26 +24,29 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypedDict, TypeVar
 
 import xxhash
 from pydantic import BaseModel, Field, TypeAdapter
 
 from isthmus_kvrelay.core.events import FlowKey, Grant, SlotUse
-from isthmus_kvrelay.framing import Count, Frame, Generation32, Name, cut, pack, unpack
+from isthmus_kvrelay.framing import Count, Frame, Generation32, Interval, Name, pack, unpack
 from isthmus_shared.errors import Fault, ProtocolViolation
 from isthmus_shared.ids import Generation, Incarnation, TransferId
 
 MAGIC = b"ISTH"
-VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct("!4sBBHIIIQQ16sI8s8sQ")
 HEADER_BYTES = _HEADER.size
 MAX_CONTROL_BYTES = 1 << 20
 """Largest control payload; `MAX_GRANTS` grants need 512 KiB."""
 MAX_GRANTS = 32_768
 """Grants in one Credit frame (8 GiB of KV at the default slot size); more go in further frames."""
+MAX_TRAIN_CHUNKS = 64
+"""Chunks in one train; with their headers far below the 1024 buffers that the kernel takes in one call."""
 _GRANT = struct.Struct("!IIQ")
 _MASK = 2**64 - 1
+M = TypeVar("M", bound=BaseModel)
 
 
 NO_SLOT = SlotUse(0, 0)
@@ -49,6 +55,7 @@ NO_SLOT = SlotUse(0, 0)
 class FrameType(IntEnum):
     CONTROL = 1
     CHUNK = 2
+    TRAIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,21 @@ def checksum(payload: memoryview | bytes | bytearray, *, flow: bytes, chunk: int
 # --- control frames -------------------------------------------------------------------------------------------------
 
 
-class _OfFlow(Frame):
+class FlowNames(TypedDict):
+    """What every frame about a transfer carries."""
+
+    transfer_id: TransferId
+    generation: Generation
+    pull: int
+
+
+def names_of(key: FlowKey, pull: int) -> FlowNames:
+    return {"transfer_id": key.transfer_id, "generation": key.generation, "pull": pull}
+
+
+class OfTransfer(Frame):
+    """Base of what is said about one generation of a transfer."""
+
     transfer_id: Name
     generation: Generation32
 
@@ -126,13 +147,19 @@ class _OfFlow(Frame):
         return FlowKey(TransferId(self.transfer_id), Generation(self.generation))
 
 
-class Pull(_OfFlow):
+class OfFlow(OfTransfer):
+    """Base of what is said about one consumer's attempt to fetch it: what names an earlier one is late."""
+
+    pull: Generation32
+
+
+class Pull(OfFlow):
     """Consumer's relay → source's: I want that transfer."""
 
     kind: Literal["pull"] = "pull"
 
 
-class Opened(_OfFlow):
+class Opened(OfFlow):
     """The answer: how it is cut, and what it holds."""
 
     kind: Literal["opened"] = "opened"
@@ -141,18 +168,18 @@ class Opened(_OfFlow):
     manifest: Name
 
 
-class Credit(_OfFlow):
+class Credit(OfFlow):
     """Consumer's relay → source's: these chunks may be sent, each into that slot."""
 
     kind: Literal["credit"] = "credit"
     packed: Annotated[bytes, Field(max_length=MAX_GRANTS * _GRANT.size)]
 
     @classmethod
-    def batches(cls, key: FlowKey, grants: tuple[Grant, ...]) -> Iterator[Credit]:
+    def batches(cls, key: FlowKey, pull: int, grants: tuple[Grant, ...]) -> Iterator[Credit]:
         for start in range(0, len(grants), MAX_GRANTS):
             batch = grants[start : start + MAX_GRANTS]
             packed = b"".join(_GRANT.pack(g.chunk, g.into.slot, g.into.use) for g in batch)
-            yield cls(transfer_id=key.transfer_id, generation=key.generation, packed=packed)
+            yield cls(**names_of(key, pull), packed=packed)
 
     def grants(self) -> tuple[Grant, ...]:
         if len(self.packed) % _GRANT.size:
@@ -160,17 +187,38 @@ class Credit(_OfFlow):
         return tuple(Grant(chunk, SlotUse(slot, use)) for chunk, slot, use in _GRANT.iter_unpack(self.packed))
 
 
-class Done(_OfFlow):
+class Done(OfFlow):
     """Consumer's relay → source's: taken; free it."""
 
     kind: Literal["done"] = "done"
 
 
-class Abort(_OfFlow):
+class Abort(OfFlow):
     """Either way: the transfer is over."""
 
     kind: Literal["abort"] = "abort"
     fault: Fault
+
+
+class Revoke(OfFlow):
+    """Consumer's relay → source's: that pull is over and its slots are wanted back; answer when nothing moves."""
+
+    kind: Literal["revoke"] = "revoke"
+    fault: Fault
+
+
+class Quiet(OfFlow):
+    """The answer: no chunk of that pull leaves any more."""
+
+    kind: Literal["quiet"] = "quiet"
+
+
+class Feedback(Frame):
+    """Consumer's relay → source's: how decode fares while you send."""
+
+    kind: Literal["feedback"] = "feedback"
+    itl_s: Interval
+    target_s: Interval
 
 
 class Ping(Frame):
@@ -181,7 +229,7 @@ class Pong(Frame):
     kind: Literal["pong"] = "pong"
 
 
-LaneMessage = Pull | Opened | Credit | Done | Abort | Ping | Pong
+LaneMessage = Pull | Opened | Credit | Done | Abort | Revoke | Quiet | Feedback | Ping | Pong
 _ADAPTER: TypeAdapter[LaneMessage] = TypeAdapter(Annotated[LaneMessage, Field(discriminator="kind")])
 
 
@@ -192,18 +240,14 @@ def encode_control(message: BaseModel, *, sender: bytes, receiver: bytes) -> byt
     return Header(FrameType.CONTROL, len(payload), sender, receiver, check).encode() + payload
 
 
-def abort(key: FlowKey, fault: Fault) -> Abort:
-    return Abort(transfer_id=key.transfer_id, generation=key.generation, fault=cut(fault))
-
-
-class ControlReader:
+class MessageReader(Generic[M]):
     """Cuts a control stream into messages; every frame must be from `sender` to `receiver`."""
 
-    def __init__(self, *, sender: bytes, receiver: bytes) -> None:
-        self._sender, self._receiver = sender, receiver
+    def __init__(self, adapter: TypeAdapter[M], *, sender: bytes, receiver: bytes) -> None:
+        self._adapter, self._sender, self._receiver = adapter, sender, receiver
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[LaneMessage]:
+    def feed(self, data: bytes) -> Iterator[M]:
         self._buffer += data
         while len(self._buffer) >= HEADER_BYTES:
             header = Header.decode(self._buffer[:HEADER_BYTES], limit=MAX_CONTROL_BYTES)
@@ -218,4 +262,11 @@ class ControlReader:
             del self._buffer[:end]
             if xxhash.xxh3_64_intdigest(payload) != header.checksum:
                 raise ProtocolViolation("a control frame arrived damaged")
-            yield unpack(payload, _ADAPTER, what="lane message")
+            yield unpack(payload, self._adapter, what="lane message")
+
+
+class ControlReader(MessageReader[LaneMessage]):
+    """What every lane says."""
+
+    def __init__(self, *, sender: bytes, receiver: bytes) -> None:
+        super().__init__(_ADAPTER, sender=sender, receiver=receiver)

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from isthmus_kvrelay.core import events as ev
 from isthmus_kvrelay.core.events import FlowKey
 from isthmus_kvrelay.core.relay import PACER_BURST_CHUNKS
 from isthmus_testing.relay_world import SLOT_BYTES, Client, Node, Wire, World, flow
@@ -14,10 +15,23 @@ CHUNKS = 3  # of the largest flow; the pool has four slots for each direction
 
 
 class RelayMachine(RuleBasedStateMachine):
-    @initialize(names=st.sampled_from(["ab", "abc"]), rate=st.sampled_from([float("inf"), 25.0]))
-    def begin(self, names: str, rate: float) -> None:
+    @initialize(
+        names=st.sampled_from(["ab", "abc"]),
+        rate=st.sampled_from([float("inf"), 25.0]),
+        retain=st.integers(0, 4),
+        work=st.sampled_from([None, 1, 2, 3]),
+        host=st.sampled_from([0.0, 200.0]),
+    )
+    def begin(self, names: str, rate: float, retain: int, work: int | None, host: float) -> None:
         self.rate = rate
-        self.world = World(names, total_slots=8, rate_bytes_per_s=rate)
+        self.world = World(
+            names,
+            total_slots=8,
+            rate_bytes_per_s=rate,
+            retain_bytes=retain * SLOT_BYTES,
+            work_requests=work,
+            host_us_per_step=host,
+        )
         self.offered: list[FlowKey] = []
 
     # --- who there is to act
@@ -98,7 +112,18 @@ class RelayMachine(RuleBasedStateMachine):
         node, client = self.some_client(data)
         key = data.draw(st.sampled_from(self.offered[-4:]))
         if key not in client.sources:
-            self.world.open_source(node, client, key, data.draw(st.sampled_from([5.0, 1e5])))
+            deadline_s, pull = data.draw(st.sampled_from([5.0, 1e5])), data.draw(st.integers(1, 4))
+            self.world.open_source(node, client, key, deadline_s, pull=pull, kv_tokens=data.draw(st.integers(0, 3)))
+
+    @rule(data=st.data(), free=st.integers(0, 4), itl_s=st.sampled_from([0.01, 0.2]))
+    def step(self, data: st.DataObject, free: int, itl_s: float) -> None:
+        node, client = self.some_client(data)
+        self.world.tell(node, ev.StepReported(client.number, 0.1, free, 2))
+        self.world.tell(node, ev.ItlReported(client.number, itl_s, 0.1))
+
+    @rule(data=st.data(), rate=st.sampled_from([None, 15.0]))
+    def planner_sets_rates(self, data: st.DataObject, rate: float | None) -> None:
+        self.world.tell(self.some_node(data), ev.RatesSet(rate, (), 3.0))
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from isthmus_kvrelay import control, wire
-from isthmus_kvrelay.core.events import Grant, SlotUse
+from isthmus_kvrelay.core import events as ev
+from isthmus_kvrelay.core.events import Grant, LaneId, SlotUse
 from isthmus_kvrelay.framing import FrameReader, cut, pack, prefixed, unpack
+from isthmus_kvrelay.lane_codec import messages_of
 from isthmus_kvrelay.transports import handshake
 from isthmus_shared.errors import Cancelled, ProtocolViolation
 from isthmus_testing.relay_world import flow
@@ -44,6 +46,11 @@ kinds = st.sampled_from(
         "opened",
         "credit",
         "done",
+        "revoke",
+        "quiet",
+        "feedback",
+        "step",
+        "itl",
         "ping",
         "pong",
         "dialer_hello",
@@ -76,6 +83,13 @@ fields = st.sampled_from(
         "streams",
         "wanted",
         "incarnation",
+        "pull",
+        "kv_tokens",
+        "step_s",
+        "itl_s",
+        "target_s",
+        "kv_blocks_free",
+        "kv_block_tokens",
     ]
 )
 near_misses = st.builds(
@@ -159,10 +173,10 @@ def test_grants_survive_the_wire(raw: list[tuple[int, int, int]]) -> None:
     grants = tuple(Grant(chunk, SlotUse(slot, use)) for chunk, slot, use in raw)
     found: list[Grant] = []
     reader = wire.ControlReader(sender=ME, receiver=PEER)
-    for batch in wire.Credit.batches(KEY, grants):
+    for batch in wire.Credit.batches(KEY, 3, grants):
         for message in reader.feed(wire.encode_control(batch, sender=ME, receiver=PEER)):
             assert isinstance(message, wire.Credit)
-            assert message.key == KEY
+            assert (message.key, message.pull) == (KEY, 3)
             found += message.grants()
     assert tuple(found) == grants
 
@@ -190,6 +204,8 @@ def test_a_checksum_notices_any_flipped_bit_and_any_other_identity(payload: byte
 def test_the_longest_fault_fits_every_frame_that_carries_one() -> None:
     long = "\U0001f600" * 100_000
     fault = Cancelled(long, why=long, todo=long, param=long).to_fault()
-    assert len(wire.encode_control(wire.abort(KEY, fault), sender=ME, receiver=PEER)) < wire.MAX_CONTROL_BYTES
+    for effect in (ev.SendAbort(LaneId(1), KEY, 1, fault), ev.SendRevoke(LaneId(1), KEY, 1, fault)):
+        (message,) = messages_of(effect)
+        assert len(wire.encode_control(message, sender=ME, receiver=PEER)) < wire.MAX_CONTROL_BYTES
     rejected = handshake.Rejected(fault=cut(fault))
     assert len(pack(rejected)) < handshake.MAX_HELLO_BYTES

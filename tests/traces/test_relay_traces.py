@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent
 
 class Recorded(World):
     def __init__(self, names: str) -> None:
-        super().__init__(names, total_slots=8, rate_bytes_per_s=float("inf"))
+        super().__init__(names, total_slots=8, retain_bytes=4 * SLOT_BYTES)
         self.lines: list[str] = []
 
     def tell(self, node: Node, event: Event) -> None:
@@ -117,6 +117,35 @@ def lane_dies(world: World) -> None:
     world.settle()
 
 
+def taken_over(world: World) -> None:
+    """Another destination takes a sealed flow from the first one, which is alive; its late word changes nothing."""
+    begin(world)
+    fill(world, 0, 1)
+    world.seal(world.nodes["a"], next(iter(world.nodes["a"].clients.values())), KEY)
+    world.answer_dial(world.nodes["c"], ok=True)
+    while any(wire.control[0] or wire.control[1] for wire in world.wires):
+        for wire in world.wires:
+            for side in (0, 1):
+                if wire.control[side]:
+                    world.deliver_control(wire, side)
+    world.join(world.nodes["b"])
+    world.open_source(world.nodes["b"], next(iter(world.nodes["b"].clients.values())), KEY, 60.0, pull=2)
+    world.settle()
+
+
+def asked_for_again(world: World) -> None:
+    """A delivered flow is retained, and serves a second destination without its producer."""
+    begin(world)
+    fill(world, 0, 1)
+    producer = next(iter(world.nodes["a"].clients.values()))
+    world.seal(world.nodes["a"], producer, KEY)
+    _move(world)
+    world.leave(world.nodes["a"], producer)
+    world.join(world.nodes["b"])
+    world.open_source(world.nodes["b"], next(iter(world.nodes["b"].clients.values())), KEY, 60.0, pull=2)
+    world.settle()
+
+
 def _move(world: World) -> None:
     while world.settle_step():
         pass
@@ -128,6 +157,8 @@ SCENARIOS: dict[str, tuple[str, Callable[[World], None]]] = {
     "relay_producer_dies": ("ab", producer_dies),
     "relay_revoked_under_a_receive": ("ab", revoked_under_a_receive),
     "relay_lane_dies": ("ab", lane_dies),
+    "relay_taken_over": ("abc", taken_over),
+    "relay_asked_for_again": ("abc", asked_for_again),
 }
 
 

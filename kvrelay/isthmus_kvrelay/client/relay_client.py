@@ -7,8 +7,6 @@ import contextlib
 import hashlib
 import os
 import socket
-import threading
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
@@ -16,6 +14,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from isthmus_kvrelay import control
+from isthmus_kvrelay.client.outbox import Outbox
 from isthmus_kvrelay.client.sink import RelaySink
 from isthmus_kvrelay.client.source import RelaySource
 from isthmus_kvrelay.core.events import FlowKey
@@ -65,9 +64,7 @@ class RelayClient:
         self._opening: dict[FlowKey, _Opening] = {}
         self._sinks: dict[FlowKey, RelaySink] = {}
         self._sources: dict[FlowKey, RelaySource] = {}
-        self._lock = threading.Lock()
-        self._outbox: deque[control.ClientMessage] = deque()
-        self._flush_due = False
+        self._outbox = Outbox(self._loop, self._write)
 
     @classmethod
     async def connect(cls, socket_path: str, *, worker: WorkerRef, timeout_s: float) -> RelayClient:
@@ -122,7 +119,7 @@ class RelayClient:
             )
         opening = _Opening(manifest.total_bytes, self._loop.create_future())
         self._opening[key] = opening
-        self._post(request)
+        self._outbox.post(request)
         try:
             async with asyncio.timeout(wait_s + WAIT_GRACE_S):
                 return await opening.sink
@@ -137,11 +134,14 @@ class RelayClient:
             self._opening.pop(key, None)
 
     def _forget_sink(self, key: FlowKey, fault: Fault) -> None:
-        self._post(control.AbortRequest(**control.names_of(key), fault=fault))
-        self._post(control.SinkQuietNotice(**control.names_of(key)))
+        self._outbox.post(control.AbortRequest(**control.names_of(key), fault=fault))
+        self._outbox.post(control.SinkQuietNotice(**control.names_of(key)))
 
     async def open_source(self, ticket: KvTicket, *, deadline_s: float) -> KvSource:
-        """Asks for a transfer and returns at once; `ready()` of what it returns waits and raises. Release it always."""
+        """Asks for a transfer and returns at once; `ready()` of what it returns waits and raises. Release it always.
+
+        `ticket.pull` names the attempt: with a higher one than another destination used, this one takes over.
+        """
         key = FlowKey(ticket.transfer_id, ticket.generation)
         pool = self._check_connected()
         if key in self._sources:
@@ -156,24 +156,48 @@ class RelayClient:
                 total_bytes=total,
                 manifest=_digest(ticket.manifest),
                 deadline_s=deadline_s,
+                pull=ticket.pull,
+                kv_tokens=ticket.manifest.prompt_tokens,
             )
-        source = RelaySource(key, total_bytes=total, deadline_s=deadline_s, pool=pool, post=self._post)
+        source = RelaySource(
+            key, pull=ticket.pull, total_bytes=total, deadline_s=deadline_s, pool=pool, post=self._outbox.post
+        )
         self._sources[key] = source
-        self._post(request)
+        self._outbox.post(request)
         return source
 
     async def abort(self, transfer_id: TransferId, generation: Generation, fault: Fault) -> None:
         """End a transfer from this side, sealed or not: staged KV is freed, the peer is told. Unknown: nothing."""
         with _naming_bad_fields():
             request = control.AbortRequest(transfer_id=transfer_id, generation=generation, fault=cut(fault))
-        self._post(request)
+        self._outbox.post(request)
+
+    # --- how the engine fares
+
+    def report_step(self, *, step_s: float, kv_blocks_free: int, kv_block_tokens: int) -> None:
+        """After each decode step, and at times in between: the relay grants senders what the engine can bear.
+
+        Thread-safe. A later report replaces one that has not left yet.
+        """
+        with _naming_bad_fields():
+            message = control.StepNotice(step_s=step_s, kv_blocks_free=kv_blocks_free, kv_block_tokens=kv_block_tokens)
+        self._outbox.post(message)
+
+    def report_itl(self, itl_ms: float, target_ms: float) -> None:
+        """Measured inter-token latency against what it should be: those who send here slow down above the target.
+
+        Thread-safe.
+        """
+        with _naming_bad_fields():
+            message = control.ItlNotice(itl_s=itl_ms / 1e3, target_s=target_ms / 1e3)
+        self._outbox.post(message)
 
     async def close(self) -> None:
         """Leave the relay, which gives back all that this client has not sealed. Idempotent.
 
         A relay that reads nothing any more is left without a goodbye after `LEAVE_S`.
         """
-        self._flush()
+        self._outbox.flush()
         self._link.leave()
         try:
             async with asyncio.timeout(LEAVE_S):
@@ -189,25 +213,11 @@ class RelayClient:
             raise PartyLost("this node's relay is gone", todo="serve aggregated until it is back")
         return self._pool
 
-    # --- out: any thread → loop → socket, in order
+    # --- out
 
-    def _post(self, message: control.ClientMessage) -> None:
-        with self._lock:
-            self._outbox.append(message)
-            if self._flush_due:
-                return
-            self._flush_due = True
-        try:
-            self._loop.call_soon_threadsafe(self._flush)
-        except RuntimeError:
-            pass  # the loop is closed, and the connection with it: the relay has given everything back
-
-    def _flush(self) -> None:
-        with self._lock:
-            messages, self._outbox, self._flush_due = self._outbox, deque(), False
-        for message in messages:
-            self._note(message)
-            self._link.write(message)
+    def _write(self, message: control.ClientMessage) -> None:
+        self._note(message)
+        self._link.write(message)
 
     def _note(self, message: control.ClientMessage) -> None:
         """The client's own ends of a transfer: what the relay says of it after that is nobody's news."""
@@ -232,11 +242,11 @@ class RelayClient:
                 self._sink_ended(message)
             case control.SourceReadyNotice():
                 source = self._sources.get(message.key)
-                if source is not None:
+                if source is not None and source.pull == message.pull:
                     source.arrived(control.unpack_indices(message.slots), message.chunk_bytes)
             case control.SourceFailedNotice():
                 source = self._sources.get(message.key)
-                if source is not None:
+                if source is not None and source.pull == message.pull:
                     source.fail(message.fault)
 
     def _sink_opened(self, message: control.SinkOpenedNotice) -> None:
@@ -250,7 +260,7 @@ class RelayClient:
             slots=slots,
             chunk_bytes=message.chunk_bytes,
             pool=self._pool,
-            post=self._post,
+            post=self._outbox.post,
         )
         self._sinks[message.key] = sink
         if not opening.sink.done():

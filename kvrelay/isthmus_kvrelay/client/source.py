@@ -19,8 +19,10 @@ DEADLINE_GRACE_S = 2.0
 class RelaySource:
     """See `engines.kv_port.KvSource`. `map` and `release` may be called from the engine's thread."""
 
-    def __init__(self, key: FlowKey, *, total_bytes: int, deadline_s: float, pool: SharedPool, post: Post) -> None:
-        self.key = key
+    def __init__(
+        self, key: FlowKey, *, pull: int, total_bytes: int, deadline_s: float, pool: SharedPool, post: Post
+    ) -> None:
+        self.key, self.pull = key, pull
         self._total_bytes, self._pool, self._post = total_bytes, pool, post
         self._loop = asyncio.get_running_loop()
         self._give_up_s = self._loop.time() + deadline_s + DEADLINE_GRACE_S

@@ -3,7 +3,9 @@
 A shell (daemon, simulator, test) carries effects out and reports back. Its promises to the core:
 
 * after `ExpectChunk` exactly one of `ChunkLanded` and `SlotQuiet` for that slot use, whatever happens to the lane;
-* after `SendChunk` exactly one `ChunkSent` for that slot use;
+* after `SendChunk` exactly one `ChunkSent` for that slot use, and once it is told, no byte of it leaves any more;
+* `SlotQuiet` and `ChunkLanded` are about this end: a revoked slot stays out of use until the sender has answered
+  `SendRevoke` too, or its lane is down;
 * after `Dial` exactly one of `LaneUp` and `DialFailed`; after `CloseLane` or a loss exactly one `LaneDown`;
 * a lane keeps the order of control messages, and delivers a prefix of them.
 """
@@ -11,44 +13,12 @@ A shell (daemon, simulator, test) carries effects out and reports back. Its prom
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import NewType
 
+from isthmus_kvrelay.core.effects import *  # noqa: F403  events and effects are one vocabulary
+from isthmus_kvrelay.core.names import *  # noqa: F403
+from isthmus_kvrelay.core.names import ClientId, FlowKey, Grant, LaneId, SlotUse
 from isthmus_shared.errors import Fault
-from isthmus_shared.ids import Generation, Incarnation, TransferId
-
-ClientId = NewType("ClientId", int)
-"""One connection of one worker; never reused in a daemon's life."""
-LaneId = NewType("LaneId", int)
-"""One authenticated connection to one life of a peer; never reused in a daemon's life."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class FlowKey:
-    transfer_id: TransferId
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class SlotUse:
-    """A slot and which use of it: what names an earlier use is recognised as late."""
-
-    slot: int
-    use: int
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Credit for one chunk: it may be sent into that slot use of the receiver."""
-
-    chunk: int
-    into: SlotUse
-
-
-class Side(StrEnum):
-    OUT = "out"
-    IN = "in"
-
+from isthmus_shared.ids import Incarnation
 
 # --- events: from clients -------------------------------------------------------------------------------------------
 
@@ -106,6 +76,27 @@ class OpenSource:
     total_bytes: int
     manifest: str
     deadline_s: float
+    pull: int = 1
+    """Which attempt to fetch this transfer: a higher one takes it over from a lower one."""
+    kv_tokens: int = 0
+    """Tokens whose KV the consumer's engine will hold; 0 needs no room there."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReported:
+    """The consumer's engine has made a decode step."""
+
+    client: ClientId
+    step_s: float
+    kv_blocks_free: int
+    kv_block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItlReported:
+    client: ClientId
+    itl_s: float
+    target_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +139,14 @@ class DialFailed:
 class PullReceived:
     lane: LaneId
     key: FlowKey
+    pull: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedReceived:
     lane: LaneId
     key: FlowKey
+    pull: int
     total_bytes: int
     chunk_bytes: int
     manifest: str
@@ -163,6 +156,7 @@ class OpenedReceived:
 class CreditReceived:
     lane: LaneId
     key: FlowKey
+    pull: int
     grants: tuple[Grant, ...]
 
 
@@ -170,13 +164,37 @@ class CreditReceived:
 class DoneReceived:
     lane: LaneId
     key: FlowKey
+    pull: int
 
 
 @dataclass(frozen=True, slots=True)
 class AbortReceived:
     lane: LaneId
     key: FlowKey
+    pull: int
     fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeReceived:
+    lane: LaneId
+    key: FlowKey
+    pull: int
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class QuietReceived:
+    lane: LaneId
+    key: FlowKey
+    pull: int
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackReceived:
+    lane: LaneId
+    itl_s: float
+    target_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +227,22 @@ class ChunkSent:
 
 
 @dataclass(frozen=True, slots=True)
+class RatesSet:
+    """The planner's ceilings in bytes per second; when `valid_s` has passed, the configured one holds again."""
+
+    default: float | None
+    by_peer: tuple[tuple[Incarnation, float], ...]
+    valid_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostCostMeasured:
+    """What receiving one chunk costs this host, in microseconds of CPU."""
+
+    us_per_chunk: float
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """No new sinks from now on; what is open may finish."""
 
@@ -227,6 +261,8 @@ Event = (
     | SinkQuiet
     | OpenSource
     | ReleaseSource
+    | StepReported
+    | ItlReported
     | AbortByClient
     | LaneUp
     | LaneDown
@@ -236,160 +272,14 @@ Event = (
     | CreditReceived
     | DoneReceived
     | AbortReceived
+    | RevokeReceived
+    | QuietReceived
+    | FeedbackReceived
     | ChunkLanded
     | SlotQuiet
     | ChunkSent
+    | RatesSet
+    | HostCostMeasured
     | Drain
     | Tick
-)
-
-# --- effects --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SinkOpened:
-    client: ClientId
-    key: FlowKey
-    slots: tuple[int, ...]
-    chunk_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SinkEnded:
-    """The flow's one terminal event, to its producer. No fault: delivered."""
-
-    client: ClientId
-    key: FlowKey
-    fault: Fault | None
-
-
-@dataclass(frozen=True, slots=True)
-class SourceReady:
-    client: ClientId
-    key: FlowKey
-    slots: tuple[int, ...]
-    chunk_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFailed:
-    """The flow's one terminal event, to its consumer, unless that has released it."""
-
-    client: ClientId
-    key: FlowKey
-    fault: Fault
-
-
-@dataclass(frozen=True, slots=True)
-class CloseClient:
-    client: ClientId
-    fault: Fault
-
-
-@dataclass(frozen=True, slots=True)
-class Dial:
-    peer: Incarnation
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class CloseLane:
-    lane: LaneId
-    fault: Fault
-
-
-@dataclass(frozen=True, slots=True)
-class SendPull:
-    lane: LaneId
-    key: FlowKey
-
-
-@dataclass(frozen=True, slots=True)
-class SendOpened:
-    lane: LaneId
-    key: FlowKey
-    total_bytes: int
-    chunk_bytes: int
-    manifest: str
-
-
-@dataclass(frozen=True, slots=True)
-class SendCredit:
-    lane: LaneId
-    key: FlowKey
-    grants: tuple[Grant, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SendDone:
-    lane: LaneId
-    key: FlowKey
-
-
-@dataclass(frozen=True, slots=True)
-class SendAbort:
-    lane: LaneId
-    key: FlowKey
-    fault: Fault
-
-
-@dataclass(frozen=True, slots=True)
-class SendChunk:
-    lane: LaneId
-    key: FlowKey
-    chunk: int
-    offset_bytes: int
-    size_bytes: int
-    out_of: SlotUse
-    into: SlotUse
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectChunk:
-    """Arm a landing slot; comes before the credit that names it."""
-
-    lane: LaneId
-    key: FlowKey
-    chunk: int
-    offset_bytes: int
-    size_bytes: int
-    into: SlotUse
-
-
-@dataclass(frozen=True, slots=True)
-class RevokeFlow:
-    """Disarm every slot of that flow that has not landed, and report each quiet."""
-
-    lane: LaneId
-    key: FlowKey
-
-
-@dataclass(frozen=True, slots=True)
-class FlowClosed:
-    """For logs and metrics. No fault: delivered."""
-
-    key: FlowKey
-    side: Side
-    total_bytes: int
-    took_s: float
-    fault: Fault | None
-
-
-Effect = (
-    SinkOpened
-    | SinkEnded
-    | SourceReady
-    | SourceFailed
-    | CloseClient
-    | Dial
-    | CloseLane
-    | SendPull
-    | SendOpened
-    | SendCredit
-    | SendDone
-    | SendAbort
-    | SendChunk
-    | ExpectChunk
-    | RevokeFlow
-    | FlowClosed
 )

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+from isthmus_kvrelay.core.effects import (
+    Dial,
+    RevokeFlow,
+    SendAbort,
+    SendDone,
+    SendFeedback,
+    SendPull,
+    SendRevoke,
+    SourceFailed,
+    SourceReady,
+)
 from isthmus_kvrelay.core.events import (
     AbortByClient,
     AbortReceived,
     ChunkLanded,
-    ClientId,
-    Dial,
     DialFailed,
-    ExpectChunk,
-    FlowKey,
-    Grant,
-    LaneId,
+    ItlReported,
     OpenedReceived,
     OpenSource,
+    QuietReceived,
     ReleaseSource,
-    RevokeFlow,
-    SendAbort,
-    SendCredit,
-    SendDone,
-    SendPull,
-    Side,
-    SlotUse,
-    SourceFailed,
-    SourceReady,
+    StepReported,
 )
 from isthmus_kvrelay.core.flow import InFlow, InInput, InState, OutFlow, chunk_count
+from isthmus_kvrelay.core.gate import Gate
+from isthmus_kvrelay.core.granting import Granting
 from isthmus_kvrelay.core.ledger import MAX_FLOWS, Lane, Ledger
+from isthmus_kvrelay.core.names import ClientId, FlowKey, LaneId, Side, SlotUse
 from isthmus_kvrelay.core.out_side import OutSide
+from isthmus_kvrelay.core.quarantine import Quarantine
+from isthmus_kvrelay.core.room import KvRoom
 from isthmus_kvrelay.core.staging import Pin, SlotState
 from isthmus_shared.errors import (
     Cancelled,
@@ -42,7 +46,10 @@ from isthmus_shared.errors import (
     StagingFull,
     StaleParty,
 )
-from isthmus_shared.ids import Incarnation
+from isthmus_shared.ids import Incarnation, TransferId
+
+FEEDBACK_INTERVAL_S = 0.05
+"""Between two reports to one peer: several per `feedback.HOLD_S`, and at most twenty small frames a second."""
 
 
 class InSide:
@@ -50,8 +57,15 @@ class InSide:
         self._ledger = ledger
         self._out = out
         self.flows: dict[FlowKey, InFlow] = {}
+        self.granting = Granting(ledger)
+        self.quarantine = Quarantine(ledger)
+        self.room = KvRoom(ledger)
+        self._quota = Gate(ledger.settings.client_limit(ledger.settings.in_limit))
+        self._attached: dict[FlowKey, None] = {}
+        self._newest: dict[TransferId, FlowKey] = {}
+        """Of the open flows."""
         self._dialing: set[Incarnation] = set()
-        self._unsaid: dict[Incarnation, list[tuple[FlowKey, Fault]]] = {}
+        self._unsaid: dict[Incarnation, list[tuple[FlowKey, int, Fault]]] = {}
         """Aborts of flows that ended before their lane was up; said when it is, at most `MAX_FLOWS` per peer."""
 
     # --- consumer
@@ -60,29 +74,35 @@ class InSide:
         led = self._ledger
         if len(self.flows) >= MAX_FLOWS:
             refusal: IsthmusError = NoCapacity(f"the relay has {MAX_FLOWS} incoming transfers open")
-        elif not led.fence(Side.IN, event.key):
-            refusal = StaleParty(f"generation {event.key.generation} of the transfer is not newer than one seen before")
+        elif not led.fence(Side.IN, event.key, event.pull):
+            text = f"attempt {event.pull} at generation {event.key.generation} of the transfer"
+            refusal = StaleParty(f"{text} is not newer than one seen before")
         else:
             self._start(event)
             return
-        led.emit(SourceFailed(event.client, event.key, refusal.to_fault()))
+        led.emit(SourceFailed(event.client, event.key, event.pull, refusal.to_fault()))
 
     def _start(self, event: OpenSource) -> None:
         led = self._ledger
-        for older in [flow for flow in self.flows.values() if flow.key.transfer_id == event.key.transfer_id]:
-            self.fail(older, StaleParty(f"generation {older.key.generation} of the transfer was superseded"))
+        older = self._newest.get(event.key.transfer_id)
+        if older is not None:
+            text = f"attempt {self.flows[older].pull} at generation {older.generation} of the transfer was superseded"
+            self.fail(self.flows[older], StaleParty(text))
         flow = InFlow(
             key=event.key,
+            pull=event.pull,
             client=event.client,
             peer=event.source,
             total_bytes=event.total_bytes,
+            kv_tokens=event.kv_tokens,
             manifest=event.manifest,
             deadline_s=led.now_s + event.deadline_s,
             opened_s=led.now_s,
             state=InState.CONNECTING,
         )
         self.flows[flow.key] = flow
-        led.wake_at(flow.deadline_s)
+        self._newest[flow.key.transfer_id] = flow.key
+        led.wake_at(flow.deadline_s, (Side.IN, flow.key))
         if flow.peer == led.settings.incarnation:
             self._attach(flow)
         elif flow.peer in led.lane_to:
@@ -94,17 +114,18 @@ class InSide:
     def _attach(self, flow: InFlow) -> None:
         """Same relay at both ends: no lane, no copy; the consumer will read the producer's slots."""
         flow.state = InState.ATTACHED
-        out = self._out.flows.get(flow.key)
-        if out is None or out.taken:
-            reason = self._ledger.reason(Side.OUT, flow.key)
-            self.fail(flow, reason.to_error() if reason else StaleParty("no such transfer waits here"))
+        refusal = self._out.take(flow.key, flow.pull)
+        if refusal is not None:
+            self.fail(flow, refusal)
             return
+        out = self._out.flows[flow.key]
         mismatch = _mismatch(flow, out.total_bytes, out.manifest)
         if mismatch is not None:
             self._out.fail(out, mismatch)
             self.fail(flow, mismatch)
             return
         out.local = True
+        self._attached[flow.key] = None
 
     def release(self, event: ReleaseSource) -> None:
         led = self._ledger
@@ -115,13 +136,14 @@ class InSide:
         if flow.state is not InState.READY:
             self.fail(flow, Cancelled("the consumer gave the transfer up"), tell_client=False)
             return
-        flow.advance(InInput.RELEASED)
-        self._end(flow, None)
         out = self._local_source(flow)
+        flow.advance(InInput.RELEASED)
+        self.room.used(flow)
+        self._end(flow, None)
         if out is not None:
             self._out.deliver(out)
         elif flow.lane in led.lanes and flow.lane is not None:
-            led.emit(SendDone(flow.lane, flow.key))
+            led.emit(SendDone(flow.lane, flow.key, flow.pull))
 
     def abort_by_client(self, event: AbortByClient) -> None:
         flow = self.flows.get(event.key)
@@ -131,13 +153,30 @@ class InSide:
     def client_down(self, client: ClientId) -> None:
         for flow in [flow for flow in self.flows.values() if flow.client == client]:
             self.fail(flow, PartyLost("the consumer of the transfer died"), tell_client=False)
+        self.room.client_down(client)
+        self.granting.client_down(client)
+
+    def step(self, event: StepReported) -> None:
+        self.room.step(event)
+        self.granting.step(event)
+
+    def itl(self, event: ItlReported) -> None:
+        """Tell those who send to that consumer how it fares."""
+        led = self._ledger
+        if not led.settings.feedback:
+            return
+        landing = {f.lane for f in self.flows.values() if f.client == event.client and f.state is InState.LANDING}
+        for lane in [lane for lane in led.lanes.values() if lane.lane in landing]:
+            if led.now_s - lane.told_s >= FEEDBACK_INTERVAL_S:
+                lane.told_s = led.now_s
+                led.emit(SendFeedback(lane.lane, event.itl_s, event.target_s))
 
     # --- lanes
 
     def lane_up(self, lane: Lane) -> None:
         self._dialing.discard(lane.peer)
-        for key, fault in self._unsaid.pop(lane.peer, []):
-            self._ledger.emit(SendAbort(lane.lane, key, fault))
+        for key, pull, fault in self._unsaid.pop(lane.peer, []):
+            self._ledger.emit(SendAbort(lane.lane, key, pull, fault))
         for flow in [flow for flow in self.flows.values() if flow.state is InState.CONNECTING]:
             if flow.peer == lane.peer:
                 self._pull(flow, lane.lane)
@@ -150,6 +189,7 @@ class InSide:
                 self.fail(flow, event.fault.to_error())
 
     def lane_down(self, lane: LaneId, error: IsthmusError) -> None:
+        self.quarantine.lane_down(lane)
         for flow in [flow for flow in self.flows.values() if flow.lane == lane]:
             if flow.state is not InState.READY:
                 self.fail(flow, error, tell_peer=False)
@@ -157,12 +197,12 @@ class InSide:
     def _pull(self, flow: InFlow, lane: LaneId) -> None:
         flow.advance(InInput.LANE_UP)
         flow.lane = lane
-        self._ledger.emit(SendPull(lane, flow.key))
+        self._ledger.emit(SendPull(lane, flow.key, flow.pull))
 
     def opened(self, event: OpenedReceived) -> None:
         led = self._ledger
         flow = self.flows.get(event.key)
-        if flow is None or flow.lane != event.lane or flow.state is not InState.PULLING:
+        if flow is None or (flow.lane, flow.pull) != (event.lane, event.pull) or flow.state is not InState.PULLING:
             led.count.stale += 1
             return
         refusal: IsthmusError | None = _mismatch(flow, event.total_bytes, event.manifest)
@@ -172,25 +212,32 @@ class InSide:
                 why=f"source {event.chunk_bytes}, here {led.settings.slot_bytes}",
                 todo="give both relays the same ISTHMUS_RELAY_SLOT_BYTES",
             )
-        if refusal is None and chunk_count(event.total_bytes, event.chunk_bytes) > led.staging.limit[Side.IN]:
+        limit = led.settings.client_limit(led.settings.in_limit)
+        if refusal is None and chunk_count(event.total_bytes, event.chunk_bytes) > limit:
             refusal = StagingFull(f"a transfer of {event.total_bytes} bytes can never land in this relay's pool")
         if refusal is not None:
             self.fail(flow, refusal)
             return
         flow.chunk_bytes = event.chunk_bytes
         flow.advance(InInput.OPENED)
-        led.staging.queue(Side.IN, flow.key, flow.chunks)
+        self.room.ask(flow)
+
+    def admit(self) -> None:
+        """Those for which their consumer has room get in line for slots, each client within its share of the pool."""
+        for key in self.room.admit(self.flows):
+            flow = self.flows[key]
+            flow.advance(InInput.ROOM)
+            self._quota.ask(flow.client, key, flow.chunks)
+        for key, slots in self._quota.admit():
+            self.flows[key].advance(InInput.ADMITTED)
+            self.flows[key].counted = True
+            self._ledger.staging.queue(Side.IN, key, slots)
 
     def reserved(self, key: FlowKey, slots: tuple[SlotUse, ...]) -> None:
-        led, flow = self._ledger, self.flows[key]
-        assert flow.lane is not None
+        flow = self.flows[key]
         flow.slots = slots
         flow.advance(InInput.RESERVED)
-        for chunk, ref in enumerate(slots):
-            led.staging.pin(ref, Pin.RECEIVE)
-            led.credit.grant(flow.size_of(chunk))
-            led.emit(ExpectChunk(flow.lane, key, chunk, chunk * flow.chunk_bytes, flow.size_of(chunk), ref))
-        led.emit(SendCredit(flow.lane, key, tuple(Grant(chunk, ref) for chunk, ref in enumerate(slots))))
+        self.granting.begin(flow)
 
     def landed(self, event: ChunkLanded) -> None:
         led = self._ledger
@@ -201,94 +248,113 @@ class InSide:
         if flow is None or flow.state is not InState.LANDING or flow.slots[event.chunk] != event.into:
             return  # revoked while it was being received: quiet now
         if not event.intact:
+            if flow.lane in led.lanes and flow.lane is not None:
+                led.lanes[flow.lane].checksum_failures += 1
             self.fail(flow, ChecksumMismatch(f"chunk {event.chunk} arrived damaged"))
             return
-        flow.landed.add(event.chunk)
-        led.credit.consume(flow.size_of(event.chunk))
-        led.count.received_bytes += flow.size_of(event.chunk)
+        self.granting.landed(flow, event.chunk)
         led.staging.move(event.into, SlotState.READY)
         if len(flow.landed) == len(flow.slots):
+            self.granting.end(flow)
             self._complete(flow, flow.slots, flow.chunk_bytes)
 
     def attach_ready(self) -> None:
         """Local flows whose producer has filled all."""
-        for flow in self.flows.values():
-            if flow.state is InState.ATTACHED:
-                out = self._out.flows[flow.key]
-                if out.all_filled:
-                    self._complete(flow, out.slots, out.chunk_bytes)
+        for key in list(self._attached):
+            out = self._out.flows[key]
+            if out.all_filled:
+                del self._attached[key]
+                self._complete(self.flows[key], out.slots, out.chunk_bytes)
 
     def _complete(self, flow: InFlow, slots: tuple[SlotUse, ...], chunk_bytes: int) -> None:
         flow.advance(InInput.COMPLETE)
         self._ledger.hold(flow.client, Pin.CONSUMER, flow.key, slots)
-        self._ledger.emit(SourceReady(flow.client, flow.key, tuple(ref.slot for ref in slots), chunk_bytes))
+        self._ledger.emit(SourceReady(flow.client, flow.key, flow.pull, tuple(ref.slot for ref in slots), chunk_bytes))
 
     def aborted(self, event: AbortReceived) -> bool:
         flow = self.flows.get(event.key)
-        if flow is None or flow.lane != event.lane:
+        if flow is None or (flow.lane, flow.pull) != (event.lane, event.pull):
             return False
         self.fail(flow, event.fault.to_error(), tell_peer=False)
         return True
+
+    def quiet(self, event: QuietReceived) -> None:
+        if not self.quarantine.quiet(event.lane, event.key, event.pull):
+            self._ledger.count.stale += 1
 
     # --- ends
 
     def fail(self, flow: InFlow, error: IsthmusError, *, tell_peer: bool = True, tell_client: bool = True) -> None:
         led, fault = self._ledger, error.to_fault()
-        for chunk in flow.in_flight():
-            led.credit.take_back(flow.size_of(chunk))
-        if flow.in_flight() and flow.lane in led.lanes and flow.lane is not None:
-            led.emit(RevokeFlow(flow.lane, flow.key))
         out = self._local_source(flow)
         if flow.state is InState.CONNECTING and flow.peer in self._dialing:
             unsaid = self._unsaid.setdefault(flow.peer, [])
             if len(unsaid) < MAX_FLOWS:
-                unsaid.append((flow.key, fault))
+                unsaid.append((flow.key, flow.pull, fault))
+        lane = flow.lane if flow.lane in led.lanes else None
+        armed = [flow.slots[chunk] for chunk in flow.in_flight]
+        if lane is not None and armed:
+            led.emit(RevokeFlow(lane, flow.key))
+            self.quarantine.begin(lane, flow.key, flow.pull, armed)
+            led.emit(SendRevoke(lane, flow.key, flow.pull, fault))
+        elif lane is not None and tell_peer:
+            led.emit(SendAbort(lane, flow.key, flow.pull, fault))
+        self.granting.end(flow)
+        self.room.give_back(flow)
         flow.advance(InInput.FAILED)
-        if tell_peer and flow.lane in led.lanes and flow.lane is not None:
-            led.emit(SendAbort(flow.lane, flow.key, fault))
         if tell_client and flow.client in led.clients:
-            led.emit(SourceFailed(flow.client, flow.key, fault))
+            led.emit(SourceFailed(flow.client, flow.key, flow.pull, fault))
         self._end(flow, error)
         if out is not None:
-            self._out.fail(out, error)
+            self._out.consumer_lost(out, error)
 
     def _end(self, flow: InFlow, error: IsthmusError | None) -> None:
         led, fault = self._ledger, error.to_fault() if error is not None else None
         del self.flows[flow.key]
+        del self._newest[flow.key.transfer_id]
+        self._attached.pop(flow.key, None)
         led.staging.leave_queue(Side.IN, flow.key)
+        self._quota.leave(flow.client, flow.key)
+        if flow.counted:
+            self._quota.give_back(flow.client, flow.chunks)
         for ref in flow.slots:
             led.staging.give_back(ref)
-        led.closed(Side.IN, flow.key, total_bytes=flow.total_bytes, opened_s=flow.opened_s, fault=fault)
+        facts = {"pull": flow.pull, "total_bytes": flow.total_bytes}
+        led.closed(Side.IN, flow.key, **facts, opened_s=flow.opened_s, fault=fault)
 
     def _local_source(self, flow: InFlow) -> OutFlow | None:
         out = self._out.flows.get(flow.key)
-        if flow.peer == self._ledger.settings.incarnation and out is not None and out.local:
-            return out
-        return None
+        here = flow.peer == self._ledger.settings.incarnation
+        return out if here and out is not None and out.local and out.pull == flow.pull else None
 
     def follow_local_ends(self) -> None:
-        """A local out-flow that ended takes its consumer's end with it."""
-        for flow in [flow for flow in self.flows.values() if flow.peer == self._ledger.settings.incarnation]:
-            if flow.key not in self._out.flows:
-                reason = self._ledger.reason(Side.OUT, flow.key)
-                self.fail(flow, reason.to_error() if reason else PartyLost("the transfer's source is gone"))
+        """A local consumer whose source ended, or went to another destination, ends too."""
+        lost, self._out.local_lost = self._out.local_lost, []
+        for key in lost:
+            flow = self.flows.get(key)
+            if flow is None or flow.peer != self._ledger.settings.incarnation or self._local_source(flow) is not None:
+                continue
+            reason = None if key in self._out.flows else self._ledger.reason(Side.OUT, key)
+            self.fail(flow, reason.to_error() if reason else StaleParty("another destination took the transfer over"))
 
-    def expire(self) -> None:
-        for flow in list(self.flows.values()):
-            if flow.deadline_s <= self._ledger.now_s:
-                self.fail(flow, DeadlineExceeded("the transfer was not finished within its deadline"))
+    def expire(self, key: FlowKey) -> None:
+        flow = self.flows.get(key)
+        if flow is not None and flow.deadline_s <= self._ledger.now_s:
+            self.fail(flow, DeadlineExceeded("the transfer was not finished within its deadline"))
 
     def check_invariants(self) -> None:
-        in_flight = [(flow, chunk) for flow in self.flows.values() for chunk in flow.in_flight()]
-        self._ledger.credit.check_invariants(
-            landing_slots=len(in_flight), landing_bytes=sum(flow.size_of(chunk) for flow, chunk in in_flight)
-        )
+        self.granting.check_invariants(self.flows.values())
+        self.room.check_invariants(self.flows.values())
+        self.quarantine.check_invariants()
+        assert self._quota.held_by_all == sum(flow.chunks for flow in self.flows.values() if flow.counted)
+        assert set(self._newest.values()) == set(self.flows)
         for key, flow in self.flows.items():
             assert flow.key == key
             assert flow.state is not InState.ENDED
             assert (flow.state is InState.CONNECTING) <= (flow.peer in self._dialing)
+            assert (flow.state is InState.ATTACHED) == (key in self._attached)
             if flow.state is InState.ATTACHED:
-                assert self._out.flows[key].local
+                assert self._local_source(flow) is not None
             if flow.state is InState.READY and flow.lane is not None:
                 assert len(flow.landed) == len(flow.slots) == flow.chunks
 

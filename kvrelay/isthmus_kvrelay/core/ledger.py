@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
-from isthmus_kvrelay.core.credit import CreditAccount
-from isthmus_kvrelay.core.events import ClientId, Effect, FlowClosed, FlowKey, LaneId, Side, SlotUse
+from isthmus_kvrelay.core.credit import Credits
+from isthmus_kvrelay.core.effects import Effect, FlowClosed
+from isthmus_kvrelay.core.feedback import Aimd
+from isthmus_kvrelay.core.names import ClientId, FlowKey, LaneId, Side, SlotUse
 from isthmus_kvrelay.core.order import FairOrder
 from isthmus_kvrelay.core.pacer import Pacer
+from isthmus_kvrelay.core.settings import RelaySettings as RelaySettings
 from isthmus_kvrelay.core.staging import Pin, Staging
 from isthmus_shared.errors import Fault
 from isthmus_shared.ids import Generation, Incarnation, TransferId
@@ -26,18 +29,10 @@ LANE_WINDOW_CHUNKS = 32
 deadlines and fairness still decide what comes after."""
 
 
-@dataclass(frozen=True, slots=True)
-class RelaySettings:
-    incarnation: Incarnation
-    slot_bytes: int
-    total_slots: int
-    out_share: float
-    rate_bytes_per_s: float = math.inf
-    """Per lane."""
-
-    @property
-    def out_limit(self) -> int:
-        return min(self.total_slots - 1, max(1, int(self.total_slots * self.out_share)))
+METER_S = 0.05
+"""The least time over which a lane's rate is measured: some chunks at any rate worth pacing."""
+MAX_SAMPLES = 4_096
+"""Chunk times that wait for the shell to take them; beyond it the oldest go."""
 
 
 @dataclass(slots=True)
@@ -45,10 +40,36 @@ class Lane:
     lane: LaneId
     peer: Incarnation
     pacer: Pacer
+    aimd: Aimd
+    up_s: float
     order: FairOrder = field(default_factory=FairOrder)
+    """Of the flows that have something to send on it."""
+    waiting_since_s: float = 0.0
+    """Since when `order` has not been empty."""
     in_transport: int = 0
     wake_s: float = -math.inf
     """When the pacer's timer is set for; in the past: it is not set."""
+    aimd_wake_s: float = -math.inf
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    metered_s: float = 0.0
+    metered_bytes: int = 0
+    """`sent_bytes` as of `metered_s`: what feedback measures from."""
+    work_requests: int = 0
+    """Credit of that kind that is out to the peer."""
+    granting: dict[FlowKey, None] = field(default_factory=dict)
+    """Incoming flows with chunks that have no credit yet, the oldest first."""
+    told_s: float = -math.inf
+    """When the peer was last told of a consumer's latency."""
+    checksum_failures: int = 0
+
+    def measured(self, now_s: float) -> float:
+        """Bytes per second sent since the last call that was not too soon after another."""
+        gap_s = now_s - self.metered_s
+        rate = (self.sent_bytes - self.metered_bytes) / gap_s if gap_s > 0 else 0.0
+        if gap_s >= METER_S:
+            self.metered_s, self.metered_bytes = now_s, self.sent_bytes
+        return rate
 
 
 @dataclass(slots=True)
@@ -60,13 +81,25 @@ class Counters:
     delivered: Counter[Side] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     """By fault code."""
+    retargets: int = 0
+    """Pulls of a flow that another destination had pulled before."""
+    revivals: int = 0
+    """Those of them that a retained flow served."""
+    decreases: int = 0
+    """Cuts of a lane's rate after feedback, on lanes that are gone."""
+    queue_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+    """Of each chunk sent: how long it was filled and credited before it went."""
+    landing_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+    """Of each chunk landed: how long after its credit."""
 
 
 class Ledger:
     def __init__(self, settings: RelaySettings) -> None:
         self.settings = settings
-        self.staging = Staging(total_slots=settings.total_slots, out_limit=settings.out_limit)
-        self.credit = CreditAccount()
+        self.staging = Staging(
+            total_slots=settings.total_slots, out_limit=settings.out_limit, retain_limit=settings.retain_limit
+        )
+        self.credit = Credits()
         self.count = Counters()
         self.clients: set[ClientId] = set()
         self.lanes: dict[LaneId, Lane] = {}
@@ -74,13 +107,13 @@ class Ledger:
         self.draining = False
         self.now_s = 0.0
         self.effects: list[Effect] = []
-        self._fences: dict[Side, OrderedDict[TransferId, Generation]] = {
+        self._fences: dict[Side, OrderedDict[TransferId, tuple[Generation, int]]] = {
             Side.OUT: OrderedDict(),
             Side.IN: OrderedDict(),
         }
         self._ended: OrderedDict[tuple[Side, FlowKey], Fault | None] = OrderedDict()
         self._holds: dict[tuple[ClientId, Pin, FlowKey], set[SlotUse]] = {}
-        self._timers: list[tuple[float, int]] = []
+        self._timers: list[tuple[float, int, tuple[Side, FlowKey] | None]] = []
         self._timer_no = 0
 
     def emit(self, effect: Effect) -> None:
@@ -88,28 +121,31 @@ class Ledger:
 
     # --- fences
 
-    def fence(self, side: Side, key: FlowKey) -> bool:
-        """Whether that generation is newer than any seen here; then older ones are refused from now on."""
+    def fence(self, side: Side, key: FlowKey, pull: int = 0) -> bool:
+        """Whether that generation (or that pull of it) is newer than any seen here; then older ones are refused."""
         seen = self._fences[side]
-        if seen.get(key.transfer_id, 0) >= key.generation:
+        newest = seen.get(key.transfer_id)
+        if newest is not None and newest >= (key.generation, pull):
             return False
-        seen[key.transfer_id] = key.generation
+        seen[key.transfer_id] = (key.generation, pull)
         seen.move_to_end(key.transfer_id)
         while len(seen) > FENCES:
             seen.popitem(last=False)
         return True
 
-    def closed(self, side: Side, key: FlowKey, *, total_bytes: int, opened_s: float, fault: Fault | None) -> None:
+    def closed(
+        self, side: Side, key: FlowKey, *, pull: int, total_bytes: int, opened_s: float, fault: Fault | None
+    ) -> None:
         """The one terminal event of a flow's end: counted, remembered, told to the shell."""
-        assert (side, key) not in self._ended, "a flow ended twice"
         self._ended[side, key] = fault
+        self._ended.move_to_end((side, key))
         while len(self._ended) > ENDED:
             self._ended.popitem(last=False)
         if fault is None:
             self.count.delivered[side] += 1
         else:
             self.count.failed[fault.code] += 1
-        self.emit(FlowClosed(key, side, total_bytes, self.now_s - opened_s, fault))
+        self.emit(FlowClosed(key, pull, side, total_bytes, self.now_s - opened_s, fault))
 
     def reason(self, side: Side, key: FlowKey) -> Fault | None:
         """Why a flow that is over failed, if that is still known."""
@@ -141,18 +177,20 @@ class Ledger:
 
     # --- time
 
-    def wake_at(self, at_s: float) -> None:
-        """`handle` will be called at that time or soon after; who asked looks then whether its time has come."""
+    def wake_at(self, at_s: float, of: tuple[Side, FlowKey] | None = None) -> None:
+        """`handle` will be called at that time or soon after, and look at the flow that is named."""
         self._timer_no += 1
-        heapq.heappush(self._timers, (at_s, self._timer_no))
+        heapq.heappush(self._timers, (at_s, self._timer_no, of))
 
-    def past(self) -> bool:
-        """Drops the timers that are due; whether there were any."""
-        due = False
+    def due(self) -> tuple[bool, list[tuple[Side, FlowKey]]]:
+        """Drops the timers whose time has come: whether there were any, and the flows that they name."""
+        any_due, named = False, []
         while self._timers and self._timers[0][0] <= self.now_s:
-            heapq.heappop(self._timers)
-            due = True
-        return due
+            any_due = True
+            of = heapq.heappop(self._timers)[2]
+            if of is not None:
+                named.append(of)
+        return any_due, named
 
     def next_deadline_s(self) -> float | None:
         return self._timers[0][0] if self._timers else None

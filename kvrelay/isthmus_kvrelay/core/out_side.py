@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from isthmus_kvrelay.core.effects import CloseClient, CloseLane, SendAbort, SendOpened, SinkEnded, SinkOpened
 from isthmus_kvrelay.core.events import (
     AbortByClient,
     AbortReceived,
-    ChunkSent,
     ChunksFilled,
-    ClientId,
-    CloseClient,
-    CloseLane,
     CreditReceived,
     DoneReceived,
-    FlowKey,
-    LaneId,
     OpenSink,
     PullReceived,
+    RevokeReceived,
     SealSink,
-    SendAbort,
-    SendChunk,
-    SendOpened,
-    Side,
-    SinkEnded,
-    SinkOpened,
-    SlotUse,
 )
 from isthmus_kvrelay.core.flow import OutFlow, OutInput, OutState, chunk_count
-from isthmus_kvrelay.core.ledger import LANE_WINDOW_CHUNKS, MAX_FLOWS, Lane, Ledger
-from isthmus_kvrelay.core.order import Candidate
+from isthmus_kvrelay.core.gate import Gate
+from isthmus_kvrelay.core.ledger import MAX_FLOWS, Ledger
+from isthmus_kvrelay.core.names import ClientId, FlowKey, LaneId, Side, SlotUse
+from isthmus_kvrelay.core.sending import Sending
 from isthmus_kvrelay.core.staging import Pin, SlotState
 from isthmus_shared.errors import (
     DeadlineExceeded,
@@ -39,15 +28,29 @@ from isthmus_shared.errors import (
     NoCapacity,
     PartyLost,
     ProtocolViolation,
+    Retry,
     StagingFull,
     StaleParty,
 )
+from isthmus_shared.ids import TransferId
+
+RETARGET_WAIT_S = 2.0
+"""For a flow that is still being filled, after its consumer was lost: as long as it takes to notice a silent death
+(four heartbeats) and name another destination. Then its producer is told."""
 
 
 class OutSide:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.flows: dict[FlowKey, OutFlow] = {}
+        self.retained: dict[FlowKey, OutFlow] = {}
+        """Flows that are over and whose slots `Staging` retains."""
+        self.local_lost: list[FlowKey] = []
+        """Flows that a consumer on this node has no more; `InSide` empties this."""
+        self.sending = Sending(ledger, self.flows)
+        self._newest: dict[TransferId, FlowKey] = {}
+        """Of the flows that are open or retained."""
+        self._quota = Gate(ledger.settings.client_limit(ledger.settings.out_limit))
 
     # --- producer
 
@@ -58,8 +61,7 @@ class OutSide:
         if refusal is not None:
             led.emit(SinkEnded(event.client, event.key, refusal.to_fault()))
             return
-        for older in [flow for flow in self.flows.values() if flow.key.transfer_id == event.key.transfer_id]:
-            self.fail(older, StaleParty(f"generation {older.key.generation} of the transfer was superseded"))
+        self._supersede(event.key)
         flow = OutFlow(
             key=event.key,
             owner=event.client,
@@ -72,9 +74,24 @@ class OutSide:
             opened_s=led.now_s,
         )
         self.flows[flow.key] = flow
-        led.staging.queue(Side.OUT, flow.key, slots)
-        led.wake_at(flow.deadline_s)
-        led.wake_at(flow.wait_until_s)
+        self._newest[flow.key.transfer_id] = flow.key
+        self._quota.ask(flow.source, flow.key, slots)
+        led.wake_at(flow.deadline_s, (Side.OUT, flow.key))
+        led.wake_at(flow.wait_until_s, (Side.OUT, flow.key))
+
+    def _supersede(self, key: FlowKey) -> None:
+        older = self._newest.get(key.transfer_id)
+        if older in self.flows:
+            self.fail(self.flows[older], StaleParty(f"generation {older.generation} of the transfer was superseded"))
+        if older in self.retained:
+            self._evict(older)
+
+    def admit(self) -> None:
+        """Those within their client's share of the pool get in line for slots."""
+        for key, slots in self._quota.admit():
+            self.flows[key].advance(OutInput.ADMITTED)
+            self.flows[key].counted = True
+            self._ledger.staging.queue(Side.OUT, key, slots)
 
     def _refusal(self, event: OpenSink, slots: int) -> IsthmusError | None:
         led = self._ledger
@@ -82,11 +99,12 @@ class OutSide:
             return Draining("the relay is going away", todo="prefill elsewhere")
         if event.total_bytes <= 0:
             return InvalidRequest(f"a transfer of {event.total_bytes} bytes", param="total_bytes")
-        if slots > led.settings.out_limit:
+        limit = led.settings.client_limit(led.settings.out_limit)
+        if slots > limit:
             return InvalidRequest(
                 f"a transfer of {event.total_bytes} bytes can never be staged here",
-                why=f"outgoing transfers may use {led.settings.out_limit * led.settings.slot_bytes} bytes",
-                todo="raise ISTHMUS_RELAY_POOL_BYTES or ISTHMUS_RELAY_OUT_SHARE",
+                why=f"outgoing transfers of one client may use {limit * led.settings.slot_bytes} bytes",
+                todo="raise ISTHMUS_RELAY_POOL_BYTES, ISTHMUS_RELAY_OUT_SHARE or ISTHMUS_RELAY_CLIENT_SHARE",
                 param="total_bytes",
             )
         if len(self.flows) >= MAX_FLOWS:
@@ -117,9 +135,10 @@ class OutSide:
             self._ledger.emit(CloseClient(event.client, fault))
             return
         for chunk in fresh:
-            flow.fill(chunk)
+            flow.fill(chunk, self._ledger.now_s)
             self._ledger.staging.move(flow.slots[chunk], SlotState.HELD)
             self._ledger.let_go(event.client, Pin.PRODUCER, event.key, flow.slots[chunk])
+        self.sending.offer(flow)
 
     def seal(self, event: SealSink) -> None:
         flow = self.flows.get(event.key)
@@ -130,11 +149,16 @@ class OutSide:
             self._ledger.emit(CloseClient(event.client, fault))
             return
         flow.advance(OutInput.SEAL)
+        if flow.orphaned_by is not None:
+            self.end_retained(flow, flow.orphaned_by)
 
     def abort_by_client(self, event: AbortByClient) -> None:
         flow = self.flows.get(event.key)
         if flow is not None and flow.owner == event.client:
             self.fail(flow, event.fault.to_error())
+        kept = self.retained.get(event.key)
+        if kept is not None and kept.source == event.client:
+            self._evict(kept.key)
 
     def client_down(self, client: ClientId) -> None:
         for flow in [flow for flow in self.flows.values() if flow.owner == client]:
@@ -146,25 +170,68 @@ class OutSide:
     # --- consumer's relay
 
     def pull(self, event: PullReceived) -> None:
-        flow = self.flows.get(event.key)
-        if flow is None or flow.taken:
-            if flow is not None and flow.lane == event.lane:
-                self._ledger.count.stale += 1
-                return
-            fault = self._ledger.reason(Side.OUT, event.key) or StaleParty("no such transfer waits here").to_fault()
-            self._ledger.emit(SendAbort(event.lane, event.key, fault))
+        refusal = self.take(event.key, event.pull)
+        if refusal is not None:
+            self._ledger.emit(SendAbort(event.lane, event.key, event.pull, refusal.to_fault()))
             return
+        flow = self.flows[event.key]
         flow.lane = event.lane
-        if flow.state is not OutState.QUEUED:
+        if flow.slots:
             self._answer_pull(flow)
+
+    def take(self, key: FlowKey, pull: int) -> IsthmusError | None:
+        """Make the flow ready for that consumer, be it taken from another or retained; or say why it can't have it."""
+        flow = self.flows.get(key) or self.retained.get(key)
+        if flow is None:
+            reason = self._ledger.reason(Side.OUT, key)
+            return reason.to_error() if reason else StaleParty("no such transfer waits here")
+        if pull < flow.pull or (pull == flow.pull and flow.taken):
+            self._ledger.count.stale += 1
+            return StaleParty(f"attempt {flow.pull} to fetch the transfer came before attempt {pull}")
+        if key in self.retained:
+            self._revive(flow)
+        self._ledger.count.retargets += flow.pull > 0
+        if flow.taken:
+            self._overtake(flow)
+        flow.pull, flow.orphaned_by = pull, None
+        return None
+
+    def _revive(self, flow: OutFlow) -> None:
+        del self.retained[flow.key]
+        flow.slots = self._ledger.staging.wanted_again(flow.key)
+        flow.leaving = self.sending.leaving(flow.slots)
+        flow.advance(OutInput.PULLED)
+        self.flows[flow.key] = flow
+        self._ledger.count.revivals += 1
+
+    def _overtake(self, flow: OutFlow) -> None:
+        """Another destination has it now; its last one is told."""
+        if flow.lane is not None:
+            fault = StaleParty("another destination has taken the transfer over").to_fault()
+            self._ledger.emit(SendAbort(flow.lane, flow.key, flow.pull, fault))
+        self._leave_consumer(flow)
+
+    def _leave_consumer(self, flow: OutFlow) -> None:
+        self.sending.withdraw(flow)
+        if flow.local:
+            self.local_lost.append(flow.key)
+        flow.leave_consumer()
 
     def _answer_pull(self, flow: OutFlow) -> None:
         assert flow.lane is not None
-        self._ledger.emit(SendOpened(flow.lane, flow.key, flow.total_bytes, flow.chunk_bytes, flow.manifest))
+        facts = flow.total_bytes, flow.chunk_bytes, flow.manifest
+        self._ledger.emit(SendOpened(flow.lane, flow.key, flow.pull, *facts))
+
+    def _pulled(self, event: CreditReceived | DoneReceived | RevokeReceived | AbortReceived) -> OutFlow | None:
+        """The flow, if that lane's that attempt is the one that has it."""
+        flow = self.flows.get(event.key)
+        if flow is None or (flow.lane, flow.pull) != (event.lane, event.pull):
+            return None
+        return flow
 
     def credit(self, event: CreditReceived) -> None:
-        flow = self.flows.get(event.key)
-        if flow is None or flow.lane != event.lane:
+        flow = self._pulled(event)
+        if flow is None:
             self._ledger.count.stale += 1
             return
         for grant in event.grants:
@@ -176,121 +243,135 @@ class OutSide:
             if known:
                 self._ledger.count.stale += 1
             else:
-                flow.take_credit(grant)
+                flow.take_credit(grant, self._ledger.now_s)
+        self.sending.offer(flow)
 
     def done(self, event: DoneReceived) -> None:
-        flow = self.flows.get(event.key)
-        if flow is None or flow.lane != event.lane:
+        flow = self._pulled(event)
+        if flow is None:
             self._ledger.count.stale += 1
-        elif len(flow.sent) + len(flow.sending) < len(flow.slots) or not flow.slots:
+        elif not flow.all_sent:
             fault = ProtocolViolation("a transfer was acknowledged before all of it was sent").to_fault()
             self._ledger.emit(CloseLane(event.lane, fault))
         else:
             self.deliver(flow)
 
-    def aborted(self, event: AbortReceived) -> bool:
+    def aborted(self, event: AbortReceived | RevokeReceived) -> bool:
         """A consumer may also give up before it has pulled."""
-        flow = self.flows.get(event.key)
-        if flow is None or flow.local or flow.lane not in (None, event.lane):
-            return False
-        self.fail(flow, event.fault.to_error(), tell_peer=False)
+        flow = self._pulled(event)
+        if flow is None:
+            flow = self.flows.get(event.key)
+            if flow is None or flow.taken or event.pull <= flow.pull:
+                return False
+            flow.pull = event.pull
+        self.consumer_lost(flow, event.fault.to_error())
         return True
 
-    def sent(self, event: ChunkSent) -> None:
-        led = self._ledger
-        lane = led.lanes.get(event.lane)
-        if not led.staging.unpin(event.out_of, Pin.SEND):
-            led.count.stale += 1
-            return
-        if lane is not None:
-            lane.in_transport -= 1
-        flow = self.flows.get(event.key)
-        if flow is None or event.chunk not in flow.sending:
-            return
-        flow.sending.remove(event.chunk)
-        flow.sent.add(event.chunk)  # when not ok the lane is lost, and its LaneDown ends the flow
-        led.staging.move(event.out_of, SlotState.HELD)
-        if event.ok:
-            led.count.sent_bytes += flow.size_of(event.chunk)
-
     def lane_down(self, lane: LaneId, error: IsthmusError) -> None:
+        self.sending.lane_down(lane)
         for flow in [flow for flow in self.flows.values() if flow.lane == lane]:
-            self.fail(flow, error, tell_peer=False)
+            self.consumer_lost(flow, error)
 
     # --- ends
 
-    def deliver(self, flow: OutFlow) -> None:
-        flow.advance(OutInput.DELIVERED)
-        self._end(flow, None)
+    def consumer_lost(self, flow: OutFlow, error: IsthmusError) -> None:
+        """It failed or gave up. A transfer that another destination might still want is kept for it, if that costs
+        nobody anything: while its producer still fills it anyway, or among the retained."""
+        if flow.state is OutState.SEALED and error.retry is Retry.ELSEWHERE:
+            self.end_retained(flow, error)
+        elif flow.state is not OutState.SEALED and isinstance(error, PartyLost):
+            self._leave_consumer(flow)
+            flow.orphaned_by, flow.orphaned_until_s = error, self._ledger.now_s + RETARGET_WAIT_S
+            self._ledger.wake_at(flow.orphaned_until_s, (Side.OUT, flow.key))
+        else:
+            self._leave_consumer(flow)
+            self.fail(flow, error)
 
-    def fail(self, flow: OutFlow, error: IsthmusError, *, tell_peer: bool = True) -> None:
+    def deliver(self, flow: OutFlow) -> None:
+        if flow.state is OutState.FILLING:
+            flow.advance(OutInput.SEAL)  # its consumer was quicker than its producer's word
+        self.end_retained(flow, None)
+
+    def end_retained(self, flow: OutFlow, error: IsthmusError | None) -> None:
+        """Over, but kept for another destination, if there is room for that."""
+        self._leave_consumer(flow)
+        slots = flow.slots
+        if self._ledger.staging.retain(flow.key, slots):
+            flow.advance(OutInput.RETAIN)
+            self.retained[flow.key] = flow
+            self._end(flow, error)
+            flow.slots, flow.owner = (), None
+        else:
+            flow.advance(OutInput.FAILED if error is not None else OutInput.DELIVERED)
+            self._end(flow, error)
+
+    def _evict(self, key: FlowKey) -> None:
+        self._ledger.staging.evict(key)
+        self.forget_evicted()
+
+    def forget_evicted(self) -> None:
+        for key in self._ledger.staging.evicted:
+            self.retained.pop(key).advance(OutInput.EVICTED)
+            self._forget_newest(key)
+        self._ledger.staging.evicted.clear()
+
+    def fail(self, flow: OutFlow, error: IsthmusError) -> None:
         flow.advance(OutInput.FAILED)
-        if tell_peer and flow.lane is not None:
-            self._ledger.emit(SendAbort(flow.lane, flow.key, error.to_fault()))
+        if flow.lane is not None:
+            self._ledger.emit(SendAbort(flow.lane, flow.key, flow.pull, error.to_fault()))
+        self._leave_consumer(flow)
         self._end(flow, error)
 
     def _end(self, flow: OutFlow, error: IsthmusError | None) -> None:
         led, fault = self._ledger, error.to_fault() if error is not None else None
         del self.flows[flow.key]
         led.staging.leave_queue(Side.OUT, flow.key)
-        for ref in flow.slots:
-            led.staging.give_back(ref)
+        self._quota.leave(flow.source, flow.key)
+        if flow.counted:
+            flow.counted = False
+            self._quota.give_back(flow.source, flow.chunks)
+        if flow.state is OutState.ENDED:
+            self._forget_newest(flow.key)
+            for ref in flow.slots:
+                led.staging.give_back(ref)
         if flow.owner is not None and flow.owner in led.clients:
             led.emit(SinkEnded(flow.owner, flow.key, fault))
-        led.closed(Side.OUT, flow.key, total_bytes=flow.total_bytes, opened_s=flow.opened_s, fault=fault)
+        facts = {"pull": flow.pull, "total_bytes": flow.total_bytes}
+        led.closed(Side.OUT, flow.key, **facts, opened_s=flow.opened_s, fault=fault)
 
-    def expire(self) -> None:
-        now_s = self._ledger.now_s
-        for flow in list(self.flows.values()):
-            if flow.deadline_s <= now_s:
-                self.fail(flow, DeadlineExceeded("the transfer was not taken within its deadline"))
-            elif flow.state is OutState.QUEUED and flow.wait_until_s <= now_s:
-                self.fail(flow, StagingFull("no staging memory became free in time", todo="prefill elsewhere"))
+    def _forget_newest(self, key: FlowKey) -> None:
+        if self._newest.get(key.transfer_id) == key:
+            del self._newest[key.transfer_id]
 
-    # --- sending
-
-    def pump(self) -> None:
-        """Hand chunks to the transports: those that are filled and credited, in order, at each lane's rate."""
-        for lane in self._ledger.lanes.values():
-            while lane.in_transport < LANE_WINDOW_CHUNKS and self._send_one(lane):
-                pass
-
-    def _send_one(self, lane: Lane) -> bool:
-        led = self._ledger
-        chosen = lane.order.pick(self._candidates(lane))
-        if chosen is None:
-            return False
-        flow = self.flows[chosen.key]
-        size = flow.size_of(flow.sendable[0])
-        ready_s = lane.pacer.ready_at_s(size, now_s=led.now_s)
-        if ready_s > led.now_s:
-            if lane.wake_s <= led.now_s or ready_s < lane.wake_s:
-                lane.wake_s = ready_s
-                led.wake_at(ready_s)
-            return False
-        lane.pacer.spend(size, now_s=led.now_s)
-        lane.order.served(chosen.source, size)
-        lane.in_transport += 1
-        grant = flow.spend_credit()
-        chunk, ref = grant.chunk, flow.slots[grant.chunk]
-        led.staging.pin(ref, Pin.SEND)
-        led.staging.move(ref, SlotState.SENDING)
-        led.emit(SendChunk(lane.lane, flow.key, chunk, chunk * flow.chunk_bytes, size, ref, grant.into))
-        return True
-
-    def _candidates(self, lane: Lane) -> Iterator[Candidate]:
-        for flow in self.flows.values():
-            if flow.lane == lane.lane and flow.sendable:
-                yield Candidate(flow.source, flow.deadline_s, flow.key)
+    def expire(self, key: FlowKey) -> None:
+        now_s, flow = self._ledger.now_s, self.flows.get(key)
+        if key in self.retained and self.retained[key].deadline_s <= now_s:
+            self._evict(key)
+        if flow is None:
+            return
+        if flow.deadline_s <= now_s:
+            self.fail(flow, DeadlineExceeded("the transfer was not taken within its deadline"))
+        elif flow.orphaned_by is not None and flow.orphaned_until_s <= now_s:
+            self.fail(flow, flow.orphaned_by)
+        elif flow.state in (OutState.GATED, OutState.QUEUED) and flow.wait_until_s <= now_s:
+            self.fail(flow, StagingFull("no staging memory became free in time", todo="prefill elsewhere"))
 
     def check_invariants(self) -> None:
         for key, flow in self.flows.items():
             assert flow.key == key
-            assert flow.state is not OutState.ENDED
-            assert (flow.state is OutState.QUEUED) == (not flow.slots)
+            assert flow.state not in (OutState.ENDED, OutState.RETAINED)
+            assert (flow.state in (OutState.GATED, OutState.QUEUED)) == (not flow.slots)
             spent = set(flow.credits), flow.sending, flow.sent
             assert sum(map(len, spent)) == len(set().union(*spent)), "a credit was spent twice"
-            assert sorted(flow.sendable) == sorted(flow.filled & set(flow.credits))
-            assert flow.sending | flow.sent <= flow.filled <= set(range(len(flow.slots)))
+            assert sorted(flow.sendable) == sorted((flow.filled & set(flow.credits)) - flow.leaving)
+            assert flow.sending | flow.sent | flow.leaving <= flow.filled <= set(range(len(flow.slots)))
             assert flow.state is not OutState.SEALED or flow.all_filled
             assert flow.owner is not None or flow.state is OutState.SEALED
+            assert flow.taken or not (flow.credits or flow.sending or flow.sent)
+        for key, flow in self.retained.items():
+            assert (flow.key, flow.state) == (key, OutState.RETAINED)
+        assert set(self.retained) == set(self._ledger.staging.retained)
+        assert set(self._newest.values()) >= set(self.flows) | set(self.retained)
+        assert self._quota.held_by_all == sum(flow.chunks for flow in self.flows.values() if flow.counted)
+        self._quota.check_invariants()
+        self.sending.check_invariants()

@@ -19,6 +19,11 @@ class Pacer:
         self._tokens = float(burst_bytes)
         self._at_s = now_s
 
+    @property
+    def rate(self) -> float:
+        """In bytes per second."""
+        return self._rate
+
     def ready_at_s(self, size_bytes: int, *, now_s: float) -> float:
         """The earliest time at which `size_bytes` (at most the burst) may leave."""
         assert size_bytes <= self._burst, "a chunk larger than the burst could never leave"

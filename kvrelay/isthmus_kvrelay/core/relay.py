@@ -6,71 +6,67 @@ reads no clock, logs nothing; the daemon, the simulator and the tests run this s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from isthmus_kvrelay.core import events as ev
-from isthmus_kvrelay.core.events import Effect, Event, Side
+from isthmus_kvrelay.core.effects import Effect
+from isthmus_kvrelay.core.events import Event
 from isthmus_kvrelay.core.in_side import InSide
-from isthmus_kvrelay.core.ledger import Lane, Ledger, RelaySettings
+from isthmus_kvrelay.core.ledger import Ledger
+from isthmus_kvrelay.core.names import FlowKey, Side
 from isthmus_kvrelay.core.out_side import OutSide
-from isthmus_kvrelay.core.pacer import Pacer
-from isthmus_kvrelay.core.staging import Pin, SlotState
+from isthmus_kvrelay.core.rates import PACER_BURST_CHUNKS as PACER_BURST_CHUNKS
+from isthmus_kvrelay.core.rates import Rates
+from isthmus_kvrelay.core.settings import RelaySettings
+from isthmus_kvrelay.core.staging import Pin
+from isthmus_kvrelay.core.stats import LaneStats as LaneStats
+from isthmus_kvrelay.core.stats import RelayStats as RelayStats
+from isthmus_kvrelay.core.stats import stats_of
 
-PACER_BURST_CHUNKS = 4
-"""Burst of a lane's pacer: enough for two streams to each have one chunk on the wire and one behind it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RelayStats:
-    """A moment's state and the sums since start."""
-
-    slots: dict[SlotState, int]
-    slots_total: int
-    slot_bytes: int
-    flows_out: int
-    flows_in: int
-    clients: int
-    lanes: int
-    credits_granted_bytes: int
-    credits_outstanding_bytes: int
-    quarantines: int
-    """Slots put into quarantine since the start."""
-    sent_bytes: int
-    received_bytes: int
-    stale: int
-    delivered_out: int
-    delivered_in: int
-    failures: dict[str, int]
-    """By fault code."""
-
-    @property
-    def at_rest(self) -> bool:
-        """Nothing is held for anybody."""
-        return self.slots[SlotState.FREE] == self.slots_total and not self.flows_out and not self.flows_in
+_OF_CHUNKS = (ev.ChunkLanded, ev.ChunkSent, ev.SlotQuiet)
 
 
 class RelayCore:
     def __init__(self, settings: RelaySettings) -> None:
         self.settings = settings
         self._led = Ledger(settings)
+        self._rates = Rates(self._led)
         self._out = OutSide(self._led)
         self._in = InSide(self._led, self._out)
 
-    def handle(self, event: Event, *, now_s: float) -> list[Effect]:
-        """Effects in the order in which they must be carried out. `now_s` never goes back."""
+    def handle(self, *events: Event, now_s: float) -> list[Effect]:
+        """Effects in the order in which they must be carried out. `now_s` never goes back.
+
+        Several events are as if each came alone, but chunks that come together are looked at together: what they
+        allow is decided once.
+        """
         led = self._led
         led.now_s = max(led.now_s, now_s)
         led.effects = []
-        self._dispatch(event)
-        if led.past():
-            self._out.expire()
-            self._in.expire()
-        self._settle()
+        unsettled = False
+        for event in events:
+            of_chunk = isinstance(event, _OF_CHUNKS)
+            if unsettled and not of_chunk:
+                self._settle()
+            self._dispatch(event)
+            unsettled = of_chunk
+            if not of_chunk:
+                self._settle()
+        any_due, named = led.due()
+        if any_due:
+            self._expire(named)
+        if any_due or unsettled:
+            self._settle()
         return led.effects
 
     def next_deadline_s(self) -> float | None:
         """When to call `handle(Tick())` at the latest."""
         return self._led.next_deadline_s()
+
+    def _expire(self, named: list[tuple[Side, FlowKey]]) -> None:
+        for side, key in named:
+            (self._out if side is Side.OUT else self._in).expire(key)
+        self._in.room.expire()
+        self._in.quarantine.expire()
+        self._rates.expire()
 
     def _dispatch(self, event: Event) -> None:
         match event:
@@ -91,6 +87,14 @@ class RelayCore:
             case ev.AbortByClient():
                 self._in.abort_by_client(event)
                 self._out.abort_by_client(event)
+            case ev.StepReported():
+                self._in.step(event)
+            case ev.ItlReported():
+                self._in.itl(event)
+            case ev.RatesSet():
+                self._rates.set(event)
+            case ev.HostCostMeasured():
+                self._in.granting.chunk_cost_us = event.us_per_chunk
             case ev.Drain():
                 self._led.draining = True
             case ev.Tick():
@@ -114,9 +118,7 @@ class RelayCore:
         led = self._led
         match event:
             case ev.LaneUp():
-                burst = PACER_BURST_CHUNKS * self.settings.slot_bytes
-                pacer = Pacer(rate_bytes_per_s=self.settings.rate_bytes_per_s, burst_bytes=burst, now_s=led.now_s)
-                lane = Lane(event.lane, event.peer, pacer)
+                lane = self._rates.lane_up(event.lane, event.peer)
                 led.lanes[lane.lane] = lane
                 led.lane_to.setdefault(lane.peer, lane.lane)
                 self._in.lane_up(lane)
@@ -124,6 +126,7 @@ class RelayCore:
                 lost = led.lanes.pop(event.lane, None)
                 if lost is None:
                     return
+                led.count.decreases += lost.aimd.decreases
                 led.lane_to = {other.peer: other.lane for other in led.lanes.values()}
                 error = event.fault.to_error()
                 self._in.lane_down(event.lane, error)
@@ -139,7 +142,11 @@ class RelayCore:
                 if not self._led.staging.unpin(event.into, Pin.RECEIVE):
                     self._led.count.stale += 1
             case ev.ChunkSent():
-                self._out.sent(event)
+                self._out.sending.sent(event)
+            case ev.QuietReceived():
+                self._in.quiet(event)
+            case ev.FeedbackReceived():
+                self._rates.feedback(event)
             case ev.PullReceived() if event.lane in self._led.lanes:
                 self._out.pull(event)
             case ev.OpenedReceived():
@@ -148,6 +155,10 @@ class RelayCore:
                 self._out.credit(event)
             case ev.DoneReceived():
                 self._out.done(event)
+            case ev.RevokeReceived() if event.lane in self._led.lanes:
+                if not self._out.aborted(event):
+                    self._led.count.stale += 1
+                self._out.sending.revoked(event)
             case ev.AbortReceived():
                 if not (self._out.aborted(event) or self._in.aborted(event)):
                     self._led.count.stale += 1
@@ -156,35 +167,30 @@ class RelayCore:
 
     def _settle(self) -> None:
         self._in.follow_local_ends()
+        self._out.admit()
+        self._in.admit()
         for side, key, slots in self._led.staging.admit():
             (self._out if side is Side.OUT else self._in).reserved(key, slots)
+        self._out.forget_evicted()
         self._in.attach_ready()
-        self._out.pump()
+        self._in.granting.pump()
+        self._out.sending.pump()
 
     @property
     def open_flows(self) -> int:
         return len(self._out.flows) + len(self._in.flows)
 
     def stats(self) -> RelayStats:
-        led = self._led
-        return RelayStats(
-            slots=led.staging.by_state(),
-            slots_total=self.settings.total_slots,
-            slot_bytes=self.settings.slot_bytes,
-            flows_out=len(self._out.flows),
-            flows_in=len(self._in.flows),
-            clients=len(led.clients),
-            lanes=len(led.lanes),
-            credits_granted_bytes=led.credit.granted_bytes,
-            credits_outstanding_bytes=led.credit.in_flight_bytes,
-            quarantines=led.staging.quarantines,
-            sent_bytes=led.count.sent_bytes,
-            received_bytes=led.count.received_bytes,
-            stale=led.count.stale,
-            delivered_out=led.count.delivered[Side.OUT],
-            delivered_in=led.count.delivered[Side.IN],
-            failures=dict(led.count.failed),
-        )
+        return stats_of(self._led, flows_out=len(self._out.flows), flows_in=len(self._in.flows))
+
+    def take_chunk_times(self) -> tuple[list[float], list[float]]:
+        """Since the last call, in seconds: of each chunk sent, how long it had waited filled and credited; of each
+        chunk landed, how long after its credit."""
+        count = self._led.count
+        taken = list(count.queue_s), list(count.landing_s)
+        count.queue_s.clear()
+        count.landing_s.clear()
+        return taken
 
     def check_invariants(self) -> None:
         """Raises `AssertionError` if this core has a bug."""

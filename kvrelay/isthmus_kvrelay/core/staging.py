@@ -1,6 +1,7 @@
 """The staging pool: slots of one size, reserved all at once per flow, in order of arrival.
 
     FREE ─▶ FILLING ─▶ HELD ◀─▶ SENDING          an out-flow's slot
+                       HELD ◀─▶ RETAINED         its flow is over, but another destination may ask for it
     FREE ─▶ LANDING ─▶ READY                     an in-flow's slot
     any but FREE ─▶ FREE, or ─▶ QUARANTINED ─▶ FREE while somebody may still touch it
 
@@ -11,14 +12,22 @@ is reused after a fence, never after a timeout alone.
 Shares: out-flows use at most `out_limit` slots, so that `in_limit` always remain for in-flows, which end without any
 further reservation: two nodes that send to each other cannot starve each other. In-flows may borrow the out-share
 while no out-flow waits for it.
+
+Retained flows use what nobody needs: within a budget, least recently wanted first out, and gone the moment a
+reservation needs their slots.
+
+Progress: a flow gets all of its slots or none, in order of arrival, so one that holds slots never waits for more, and
+the one at the head of the line gets its slots once those before it have ended.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections import OrderedDict
 from collections.abc import Iterator
 from enum import StrEnum
 
-from isthmus_kvrelay.core.events import FlowKey, Side, SlotUse
+from isthmus_kvrelay.core.names import FlowKey, Side, SlotUse
 
 
 class SlotState(StrEnum):
@@ -28,6 +37,7 @@ class SlotState(StrEnum):
     SENDING = "sending"
     LANDING = "landing"
     READY = "ready"
+    RETAINED = "retained"
     QUARANTINED = "quarantined"
 
 
@@ -35,31 +45,42 @@ class Pin(StrEnum):
     PRODUCER = "producer"
     SEND = "send"
     RECEIVE = "receive"
+    SENDER = "sender"
+    """The peer has credit for it, and has not yet said that it will not use it."""
     CONSUMER = "consumer"
 
 
 _NEXT: dict[SlotState, frozenset[SlotState]] = {
     SlotState.FILLING: frozenset({SlotState.HELD}),
-    SlotState.HELD: frozenset({SlotState.SENDING}),
-    SlotState.SENDING: frozenset({SlotState.HELD}),
+    SlotState.HELD: frozenset({SlotState.SENDING, SlotState.RETAINED}),
+    SlotState.SENDING: frozenset({SlotState.HELD, SlotState.RETAINED}),
+    SlotState.RETAINED: frozenset({SlotState.HELD}),
     SlotState.LANDING: frozenset({SlotState.READY}),
 }
 _FIRST = {Side.OUT: SlotState.FILLING, Side.IN: SlotState.LANDING}
 
 
 class Staging:
-    def __init__(self, *, total_slots: int, out_limit: int) -> None:
+    def __init__(self, *, total_slots: int, out_limit: int, retain_limit: int = 0) -> None:
         assert 0 < out_limit < total_slots, "both directions need at least one slot"
+        assert 0 <= retain_limit <= out_limit
         self.total_slots = total_slots
         self.limit = {Side.OUT: out_limit, Side.IN: total_slots - out_limit}
         self.used = {Side.OUT: 0, Side.IN: 0}
         self.quarantines = 0
         """Slots put into quarantine since the start."""
-        self._free = list(range(total_slots - 1, -1, -1))
+        self.retain_limit = retain_limit
+        self.retained: OrderedDict[FlowKey, tuple[SlotUse, ...]] = OrderedDict()
+        """Least recently wanted first."""
+        self.evicted: list[FlowKey] = []
+        """Retained flows that had to go; who keeps more about them empties this."""
+        self._retained_slots = 0
+        self._free = list(range(total_slots))
+        """A heap: the lowest come first, so that a flow's slots mostly lie side by side."""
         self._state = [SlotState.FREE] * total_slots
         self._use = [0] * total_slots
         self._side: list[Side | None] = [None] * total_slots
-        self._pins: list[set[Pin]] = [set() for _ in range(total_slots)]
+        self._pins: list[dict[Pin, int]] = [{} for _ in range(total_slots)]
         self._queue: dict[Side, dict[FlowKey, int]] = {Side.OUT: {}, Side.IN: {}}
         self._moved = False
 
@@ -92,14 +113,27 @@ class Staging:
                     yield side, key, tuple(self._take(side) for _ in range(slots))
 
     def _fits(self, side: Side, slots: int) -> bool:
-        if slots > len(self._free):
-            return False
-        if self.used[side] + slots <= self.limit[side]:
+        """Evicts retained flows if that is what it takes."""
+        if self._would_fit(side, slots, spare=0):
             return True
-        return side is Side.IN and not self._queue[Side.OUT]
+        spare = [key for key, kept in self.retained.items() if not any(self._pins[ref.slot] for ref in kept)]
+        if not self._would_fit(side, slots, spare=sum(len(self.retained[key]) for key in spare)):
+            return False
+        for key in spare:
+            self.evict(key)
+            if self._would_fit(side, slots, spare=0):
+                break
+        return True
+
+    def _would_fit(self, side: Side, slots: int, *, spare: int) -> bool:
+        if slots > len(self._free) + spare:
+            return False
+        if side is Side.OUT:
+            return self.used[side] - spare + slots <= self.limit[side]
+        return self.used[side] + slots <= self.limit[side] or not self._queue[Side.OUT]
 
     def _take(self, side: Side) -> SlotUse:
-        slot = self._free.pop()
+        slot = heapq.heappop(self._free)
         self._state[slot], self._side[slot] = _FIRST[side], side
         self._use[slot] += 1
         self.used[side] += 1
@@ -120,19 +154,28 @@ class Staging:
         self._state[ref.slot] = to
 
     def pin(self, ref: SlotUse, pin: Pin) -> None:
+        """Several consumers on this node may read one slot; of the others each is the only one of its kind."""
         assert self.is_current(ref)
-        assert pin not in self._pins[ref.slot]
+        pins = self._pins[ref.slot]
+        assert pin not in pins or pin is Pin.CONSUMER
         assert self._state[ref.slot] not in (SlotState.FREE, SlotState.QUARANTINED)
-        self._pins[ref.slot].add(pin)
+        pins[pin] = pins.get(pin, 0) + 1
 
     def unpin(self, ref: SlotUse, pin: Pin) -> bool:
         """Whether that pin was held; a late or repeated report of it is False and changes nothing."""
         if not self.is_current(ref) or pin not in self._pins[ref.slot]:
             return False
-        self._pins[ref.slot].remove(pin)
-        if self._state[ref.slot] is SlotState.QUARANTINED and not self._pins[ref.slot]:
+        pins = self._pins[ref.slot]
+        pins[pin] -= 1
+        if not pins[pin]:
+            del pins[pin]
+        if not pins and self._state[ref.slot] is SlotState.QUARANTINED:
             self._to_free(ref.slot)
+        self._moved = self._moved or self._state[ref.slot] is SlotState.RETAINED
         return True
+
+    def pinned(self, ref: SlotUse, pin: Pin) -> bool:
+        return self.is_current(ref) and pin in self._pins[ref.slot]
 
     def give_back(self, ref: SlotUse) -> None:
         """The flow is over: free now, or quarantined until the last pin goes."""
@@ -144,12 +187,42 @@ class Staging:
         else:
             self._to_free(ref.slot)
 
+    # --- retained flows
+
+    def retain(self, key: FlowKey, slots: tuple[SlotUse, ...]) -> bool:
+        """Keep what that flow held, if the budget allows; else False, and nothing has changed."""
+        if len(slots) > self.retain_limit:
+            return False
+        while self._retained_slots + len(slots) > self.retain_limit:
+            self.evict(next(iter(self.retained)))
+        for ref in slots:
+            self.move(ref, SlotState.RETAINED)
+        self.retained[key] = slots
+        self._retained_slots += len(slots)
+        self._moved = True  # somebody in line may need them
+        return True
+
+    def wanted_again(self, key: FlowKey) -> tuple[SlotUse, ...]:
+        """Back to a flow."""
+        slots = self.retained.pop(key)
+        self._retained_slots -= len(slots)
+        for ref in slots:
+            self.move(ref, SlotState.HELD)
+        return slots
+
+    def evict(self, key: FlowKey) -> None:
+        slots = self.retained.pop(key)
+        self._retained_slots -= len(slots)
+        for ref in slots:
+            self.give_back(ref)
+        self.evicted.append(key)
+
     def _to_free(self, slot: int) -> None:
         side = self._side[slot]
         assert side is not None
         self._state[slot], self._side[slot] = SlotState.FREE, None
         self.used[side] -= 1
-        self._free.append(slot)
+        heapq.heappush(self._free, slot)
         self._moved = True
 
     # --- the whole
@@ -161,8 +234,8 @@ class Staging:
         return count
 
     def live_slots(self) -> set[int]:
-        """Slots that a flow owns: neither free nor quarantined."""
-        idle = (SlotState.FREE, SlotState.QUARANTINED)
+        """Slots that a flow owns: neither free nor quarantined nor retained."""
+        idle = (SlotState.FREE, SlotState.QUARANTINED, SlotState.RETAINED)
         return {slot for slot, state in enumerate(self._state) if state not in idle}
 
     def check_invariants(self) -> None:
@@ -176,3 +249,19 @@ class Staging:
             assert state is not SlotState.FREE or not pins
             assert state is not SlotState.QUARANTINED or pins
             assert (state is SlotState.SENDING) <= (Pin.SEND in pins)
+            assert all(count > 0 for count in pins.values())
+        kept = [ref for slots in self.retained.values() for ref in slots]
+        assert len(kept) == self._retained_slots <= self.retain_limit
+        assert {ref.slot for ref in kept} == {s for s, state in enumerate(self._state) if state is SlotState.RETAINED}
+        self._check_progress()
+
+    def _check_progress(self) -> None:
+        """Nobody waits for what could be given now, and the head of each line will be served when others have ended."""
+        for side in Side:
+            head = next(iter(self._queue[side].items()), None)
+            if head is None or self._moved:
+                continue
+            assert head[1] <= self.limit[side], "it could never be served"
+            assert not self._would_fit(side, head[1], spare=0), "the head of the line waits for nothing"
+            held = sum(1 for state in self._state if state is not SlotState.FREE)
+            assert held > 0, "the head of the line waits for nobody"

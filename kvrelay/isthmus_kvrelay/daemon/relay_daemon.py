@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from isthmus_kvrelay.core import events as ev
 from isthmus_kvrelay.core.events import ClientId, Effect, Event
 from isthmus_kvrelay.core.ledger import RelaySettings
 from isthmus_kvrelay.core.relay import RelayCore, RelayStats
+from isthmus_kvrelay.daemon.pool_memory import MemorySettings, Prefault, create_pool
 from isthmus_kvrelay.daemon.session import Session
 from isthmus_kvrelay.daemon.sockets import inode_of, listen_at
+from isthmus_kvrelay.transports.choice import TransportSettings, make_transport
 from isthmus_kvrelay.transports.handshake import Identity
-from isthmus_kvrelay.transports.shm import SharedPool
-from isthmus_kvrelay.transports.tcp import TcpSettings, TcpTransport
 from isthmus_shared.errors import Draining, IsthmusError
 from isthmus_shared.ids import NodeId
 from isthmus_shared.messages.work import RelayRef, WorkerRef
@@ -31,7 +31,8 @@ class DaemonSettings:
     socket: Path
     secret: bytes
     relay: RelaySettings
-    tcp: TcpSettings
+    transport: TransportSettings
+    memory: MemorySettings = field(default_factory=MemorySettings)
 
 
 class RelayDaemon:
@@ -51,9 +52,11 @@ class RelayDaemon:
         self._on_client_lost, self._on_flow_closed = on_client_lost, on_flow_closed
         relay = settings.relay
         self._core = RelayCore(relay)
-        self._pool = SharedPool.create(pool_bytes=relay.total_slots * relay.slot_bytes, slot_bytes=relay.slot_bytes)
+        pool_bytes = relay.total_slots * relay.slot_bytes
+        self._pool = create_pool(settings.memory, pool_bytes=pool_bytes, slot_bytes=relay.slot_bytes)
+        self._prefault = Prefault(self._pool.fd, pool_bytes) if settings.memory.prefault else None
         me = Identity(relay.incarnation, settings.secret)
-        self._transport = TcpTransport(settings.tcp, me=me, pool=self._pool, emit=self.take, log=log)
+        self._transport = make_transport(settings.transport, me=me, pool=self._pool, emit=self.take, log=log)
         self._client_numbers = count(1)
         self._sessions: dict[ClientId, Session] = {}
         self._server: asyncio.Server | None = None
@@ -69,9 +72,15 @@ class RelayDaemon:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._prefault is not None:
+            self._prefault.start()
         listener = listen_at(self.settings.socket)
         self._socket_inode = inode_of(self.settings.socket)
-        address = await self._transport.start()
+        try:
+            address = await self._transport.start()
+        except BaseException:
+            listener.close()
+            raise
         node, life = self.settings.node_id, self.settings.relay.incarnation
         self._ref = RelayRef(node_id=node, incarnation=life, address=address)
         self._server = await self._loop.create_unix_server(self._new_session, sock=listener)
@@ -102,6 +111,8 @@ class RelayDaemon:
             session.said_bye = True  # we leave it, not it us
             session.close(Draining("the relay is stopping"))
         await self._transport.close()
+        if self._prefault is not None:
+            await asyncio.to_thread(self._prefault.end)
         self._stopped = True
         for session in list(self._sessions.values()):
             session.abort()
@@ -121,6 +132,10 @@ class RelayDaemon:
 
     def stats(self) -> RelayStats:
         return self._core.stats()
+
+    def take_chunk_times(self) -> tuple[list[float], list[float]]:
+        """See `RelayCore.take_chunk_times`."""
+        return self._core.take_chunk_times()
 
     def clients(self) -> tuple[WorkerRef, ...]:
         """Who is attached, each once."""
@@ -161,10 +176,10 @@ class RelayDaemon:
 
     # --- the core's shell
 
-    def take(self, event: Event) -> None:
+    def take(self, *events: Event) -> None:
         if self._stopped:
             return
-        for effect in self._core.handle(event, now_s=self._loop.time()):
+        for effect in self._core.handle(*events, now_s=self._loop.time()):
             self._carry_out(effect)
         self._arm_timer()
         if self._core.open_flows:

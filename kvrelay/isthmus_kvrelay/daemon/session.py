@@ -13,6 +13,7 @@ from isthmus_kvrelay.core.events import (
     ChunksFilled,
     ClientId,
     Event,
+    ItlReported,
     OpenSink,
     OpenSource,
     ReleaseSource,
@@ -22,6 +23,7 @@ from isthmus_kvrelay.core.events import (
     SinkQuiet,
     SourceFailed,
     SourceReady,
+    StepReported,
 )
 from isthmus_kvrelay.daemon.sockets import peer_uid
 from isthmus_kvrelay.framing import FrameReader, cut
@@ -117,7 +119,7 @@ class Session(asyncio.Protocol):
         if isinstance(message, control.Bye):
             self.said_bye = True
             return
-        self._host.take(self._event(message))
+        self._host.take(event_from_client(self.client, message))
 
     def _greet(self, hello: control.Hello) -> None:
         if self.worker is not None:
@@ -131,42 +133,21 @@ class Session(asyncio.Protocol):
         self._write(self._host.welcome)
         self._host.joined(self)
 
-    def _event(self, message: control.ClientMessage) -> Event:
-        client = self.client
-        match message:
-            case control.OpenSinkRequest():
-                sizes = message.total_bytes, message.manifest
-                return OpenSink(client, message.key, *sizes, message.deadline_s, message.wait_s)
-            case control.FilledNotice():
-                return ChunksFilled(client, message.key, control.unpack_indices(message.chunks))
-            case control.SealNotice():
-                return SealSink(client, message.key)
-            case control.SinkQuietNotice():
-                return SinkQuiet(client, message.key)
-            case control.OpenSourceRequest():
-                source = message.source.incarnation, message.source.address
-                return OpenSource(
-                    client, message.key, *source, message.total_bytes, message.manifest, message.deadline_s
-                )
-            case control.ReleaseNotice():
-                return ReleaseSource(client, message.key)
-            case control.AbortRequest():
-                return AbortByClient(client, message.key, message.fault)
-            case _:
-                raise ProtocolViolation(f"a client does not send {message.kind!r}")
-
     def send(self, effect: ClientEffect) -> None:
         names = {"transfer_id": effect.key.transfer_id, "generation": effect.key.generation}
         match effect:
-            case SinkOpened() | SourceReady():
+            case SinkOpened():
                 facts = {"slots": control.pack_indices(effect.slots), "chunk_bytes": effect.chunk_bytes}
-                kind = control.SinkOpenedNotice if isinstance(effect, SinkOpened) else control.SourceReadyNotice
-                self._write(kind.model_validate(names | facts))
+                self._write(control.SinkOpenedNotice.model_validate(names | facts))
+            case SourceReady():
+                facts = {"slots": control.pack_indices(effect.slots), "chunk_bytes": effect.chunk_bytes}
+                self._write(control.SourceReadyNotice.model_validate(names | facts | {"pull": effect.pull}))
             case SinkEnded():
                 fault = cut(effect.fault) if effect.fault is not None else None
                 self._write(control.SinkEndedNotice.model_validate(names | {"fault": fault}))
             case SourceFailed():
-                self._write(control.SourceFailedNotice.model_validate(names | {"fault": cut(effect.fault)}))
+                facts = {"pull": effect.pull, "fault": cut(effect.fault)}
+                self._write(control.SourceFailedNotice.model_validate(names | facts))
 
     def _write(self, message: control.RelayMessage) -> None:
         if self._closed_because is not None or self._transport is None:
@@ -175,3 +156,43 @@ class Session(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self._closed_because = "it does not read what it is sent"
             self._transport.abort()
+
+
+def event_from_client(client: ClientId, message: control.ClientMessage) -> Event:
+    """Raises `ProtocolViolation` for what a client does not send, or not now."""
+    match message:
+        case control.OpenSinkRequest():
+            sizes = message.total_bytes, message.manifest
+            return OpenSink(client, message.key, *sizes, message.deadline_s, message.wait_s)
+        case control.FilledNotice():
+            return ChunksFilled(client, message.key, control.unpack_indices(message.chunks))
+        case control.SealNotice():
+            return SealSink(client, message.key)
+        case control.SinkQuietNotice():
+            return SinkQuiet(client, message.key)
+        case control.OpenSourceRequest():
+            return _open_source(client, message)
+        case control.ReleaseNotice():
+            return ReleaseSource(client, message.key)
+        case control.StepNotice():
+            return StepReported(client, message.step_s, message.kv_blocks_free, message.kv_block_tokens)
+        case control.ItlNotice():
+            return ItlReported(client, message.itl_s, message.target_s)
+        case control.AbortRequest():
+            return AbortByClient(client, message.key, message.fault)
+        case _:
+            raise ProtocolViolation(f"a client does not send {message.kind!r}")
+
+
+def _open_source(client: ClientId, message: control.OpenSourceRequest) -> OpenSource:
+    return OpenSource(
+        client,
+        message.key,
+        message.source.incarnation,
+        message.source.address,
+        message.total_bytes,
+        message.manifest,
+        message.deadline_s,
+        pull=message.pull,
+        kv_tokens=message.kv_tokens,
+    )

@@ -33,6 +33,7 @@ NONCE_BYTES = 32
 MIN_SECRET_CHARS = 16
 MAX_STREAMS = 16
 
+LaneKind = Literal["tcp", "verbs"]
 Token = Annotated[bytes, Field(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 
 
@@ -49,6 +50,8 @@ class DialerHello(Frame):
     """Data streams of the lane."""
     stream: Annotated[int, Field(ge=0, le=MAX_STREAMS)]
     """0: the control stream; 1 … streams: a data stream."""
+    transport: LaneKind = "tcp"
+    """What carries the lane's chunks; a verbs lane has a control stream only."""
 
 
 class AcceptorHello(Frame):
@@ -128,7 +131,14 @@ _VERDICT: TypeAdapter[Joined | Rejected] = TypeAdapter(Annotated[Joined | Reject
 
 
 async def dial_in(
-    sock: socket.socket, me: Identity, *, wanted: Incarnation, lane: bytes, streams: int, stream: int
+    sock: socket.socket,
+    me: Identity,
+    *,
+    wanted: Incarnation,
+    lane: bytes,
+    streams: int,
+    stream: int,
+    transport: LaneKind = "tcp",
 ) -> None:
     """The dialer's half. Raises `StaleParty` when another life answers, `NotAuthentic` when a stranger does."""
     mine = await _send(
@@ -141,6 +151,7 @@ async def dial_in(
             lane=lane,
             streams=streams,
             stream=stream,
+            transport=transport,
         ),
     )
     answer, _ = await _receive(sock, _ACCEPTOR_ANSWER)

@@ -6,7 +6,6 @@ made with, never from within a call. The promises at the head of `core.events` a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from isthmus_kvrelay.core.events import (
@@ -19,12 +18,22 @@ from isthmus_kvrelay.core.events import (
     SendChunk,
     SendCredit,
     SendDone,
+    SendFeedback,
     SendOpened,
     SendPull,
+    SendQuiet,
+    SendRevoke,
 )
 
-Emit = Callable[[Event], None]
-ControlEffect = SendPull | SendOpened | SendCredit | SendDone | SendAbort
+
+class Emit(Protocol):
+    def __call__(self, *events: Event) -> None:
+        """In order. Those that come at once cost less together than one by one."""
+        ...
+
+
+ControlEffect = SendPull | SendOpened | SendCredit | SendDone | SendAbort | SendRevoke | SendQuiet | SendFeedback
+"""What `lane_codec` turns into control frames."""
 
 
 class Transport(Protocol):

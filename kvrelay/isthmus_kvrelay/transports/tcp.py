@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import threading
-from collections import deque
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from secrets import token_bytes
 
@@ -18,38 +16,41 @@ from isthmus_kvrelay.core.events import (
     CloseLane,
     Dial,
     DialFailed,
-    Event,
     ExpectChunk,
     LaneId,
     RevokeFlow,
     SendChunk,
     SlotQuiet,
 )
+from isthmus_kvrelay.transports.address import parse_address
 from isthmus_kvrelay.transports.handshake import (
     NONCE_BYTES,
     DialerHello,
     Identity,
+    LaneKind,
     NotAuthentic,
     dial_in,
     let_in,
     reject,
     welcome,
 )
+from isthmus_kvrelay.transports.joining import Joining
 from isthmus_kvrelay.transports.landing import LandingTable
+from isthmus_kvrelay.transports.mailbox import Mailbox
 from isthmus_kvrelay.transports.port import ControlEffect, Emit
 from isthmus_kvrelay.transports.shm import SharedPool
+from isthmus_kvrelay.transports.stream import PlainStream, Stream
 from isthmus_kvrelay.transports.tcp_lane import TcpLane, as_loss
 from isthmus_kvrelay.transports.tcp_streams import Ends, not_sent
+from isthmus_kvrelay.transports.tls import Tls, TlsSettings, connect
 from isthmus_kvrelay.wire import incarnation_digest
 from isthmus_shared.errors import IsthmusError, NoCapacity, PartyLost, ProtocolViolation, StaleParty
 from isthmus_shared.ids import Incarnation
 
 MAX_HANDSHAKES = 64
 """Connections that have not proved themselves yet, and half-joined lanes; one more is closed at once."""
-SOCKET_BUFFER_BYTES = 4 << 20
 BACKLOG = 128
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|(?:[A-Za-z0-9_-]{1,63}\.){0,9}[A-Za-z0-9_-]{1,63}):([0-9]{1,5})")
-"""What a ticket may make this relay dial: host name, IPv4, or IPv6 in brackets, and a port."""
+Adopt = Callable[[DialerHello, socket.socket], None]
 ACCEPT_PAUSE_S = 0.1
 """After a failed accept, so that a lack of descriptors does not spin."""
 
@@ -61,31 +62,39 @@ class TcpSettings:
     advertise: str
     """Host that peers are told; the port is added."""
     streams: int
+    checksums: bool = True
+    """Off for a measurement of what they cost only; both ends alike."""
+    tls: TlsSettings | None = None
     handshake_timeout_s: float = 5.0
     ping_interval_s: float = 1.0
     ping_timeout_s: float = 5.0
-
-
-@dataclass(slots=True)
-class _Joining:
-    """An accepted lane some of whose streams are still to come."""
-
-    streams: int
-    timer: asyncio.TimerHandle
-    sockets: dict[int, socket.socket] = field(default_factory=dict)
 
 
 class TcpTransport:
     """See `transports.port.Transport`. Lanes go both ways, whoever dialed."""
 
     def __init__(
-        self, settings: TcpSettings, *, me: Identity, pool: SharedPool, emit: Emit, log: FilteringBoundLogger
+        self,
+        settings: TcpSettings,
+        *,
+        me: Identity,
+        pool: SharedPool,
+        emit: Emit,
+        log: FilteringBoundLogger,
+        lane_numbers: Iterator[int] | None = None,
+        adopt: Mapping[LaneKind, Adopt | None] | None = None,
     ) -> None:
-        self._settings, self._me, self._pool, self._emit, self._log = settings, me, pool, emit, log
+        """`lane_numbers`: shared with the relay's other transports. `adopt`: which kinds of lane may be dialed at the
+        listener, and who takes the connections (None: this transport); by default its own kind only.
+        """
+        self._settings, self._me, self._pool, self._log = settings, me, pool, log
+        self._mail = Mailbox(emit)
+        self._tls = None if settings.tls is None else Tls(settings.tls)
         self._landing = LandingTable(pool)
         self._lanes: dict[LaneId, TcpLane] = {}
-        self._joining: dict[tuple[Incarnation, bytes], _Joining] = {}
-        self._lane_numbers = count(1)
+        self._joining: dict[tuple[Incarnation, bytes], Joining] = {}
+        self._lane_numbers = count(1) if lane_numbers is None else lane_numbers
+        self._adopt: dict[LaneKind, Adopt | None] = {"tcp": None} if adopt is None else dict(adopt)
         self._handshakes = 0
         self._uncredited = 0
         self._listener: socket.socket | None = None
@@ -94,9 +103,7 @@ class TcpTransport:
         self._greeting: set[asyncio.Task[None]] = set()
         """Dials and handshakes; cancelled when the transport closes."""
         self._runner: asyncio.Task[None] | None = None
-        self._events: deque[Event] = deque()
         self._lock = threading.Lock()
-        self._flush_due = False
 
     @property
     def uncredited_chunks(self) -> int:
@@ -107,6 +114,7 @@ class TcpTransport:
 
     async def start(self) -> str:
         self._loop = asyncio.get_running_loop()
+        self._mail.start()
         listener = socket.create_server((self._settings.host, self._settings.port), backlog=BACKLOG)
         listener.setblocking(False)
         self._listener = listener
@@ -126,7 +134,7 @@ class TcpTransport:
                 task.cancel()
             listener.close()
             for joining in list(self._joining.values()):
-                _discard(joining)
+                joining.discard()
             self._joining.clear()
             for lane in list(self._lanes.values()):
                 lane.close(PartyLost("the relay is stopping"))
@@ -140,7 +148,7 @@ class TcpTransport:
         self._stop.set()
         if self._runner is not None:
             await self._runner
-            self._flush()
+            self._mail.flush()
 
     def _greet(self, work: Coroutine[None, None, None]) -> None:
         assert self._work is not None
@@ -152,7 +160,7 @@ class TcpTransport:
 
     def dial(self, effect: Dial) -> None:
         if self._stop.is_set():
-            self.post(DialFailed(effect.peer, PartyLost("the relay is stopping").to_fault()))
+            self._mail.post(DialFailed(effect.peer, PartyLost("the relay is stopping").to_fault()))
         else:
             self._greet(self._dial(effect))
 
@@ -164,44 +172,27 @@ class TcpTransport:
     def send_chunk(self, effect: SendChunk) -> None:
         lane = self._lanes.get(effect.lane)
         if lane is None:
-            self.post(not_sent(effect))
+            self._mail.post(not_sent(effect))
         else:
             lane.send_chunk(effect)
 
     def expect(self, effect: ExpectChunk) -> None:
         lane = self._lanes.get(effect.lane)
         if lane is None or lane.closing:
-            self.post(SlotQuiet(effect.into))
+            self._mail.post(SlotQuiet(effect.into))
         else:
             self._landing.arm(effect)
 
     def revoke(self, effect: RevokeFlow) -> None:
         for ref in self._landing.revoke(effect.lane, effect.key):
-            self.post(SlotQuiet(ref))
+            self._mail.post(SlotQuiet(ref))
 
     def close_lane(self, effect: CloseLane) -> None:
         lane = self._lanes.get(effect.lane)
         if lane is not None:
             lane.close(effect.fault.to_error())
 
-    # --- events, from any thread, to the loop in order
-
-    def post(self, event: Event) -> None:
-        with self._lock:
-            self._events.append(event)
-            if self._flush_due:
-                return
-            self._flush_due = True
-        self._loop.call_soon_threadsafe(self._flush)
-
-    def _flush(self) -> None:
-        while True:
-            with self._lock:
-                if not self._events:
-                    self._flush_due = False
-                    return
-                event = self._events.popleft()
-            self._emit(event)
+    # --- told by the lanes' threads
 
     def _lost(self, lane: LaneId, error: IsthmusError) -> None:
         self._loop.call_soon_threadsafe(self._close_lost, lane, error)
@@ -222,7 +213,7 @@ class TcpTransport:
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
                 await self._dial_streams(effect, sockets)
-            await self._lane_up(effect.peer, sockets[0], sockets[1:])
+            await self._lane_up(effect.peer, sockets[0], sockets[1:], dialed=True)
             return
         except TimeoutError:
             error = PartyLost(f"the relay at {effect.address} did not answer in time")
@@ -239,10 +230,10 @@ class TcpTransport:
         for sock in sockets:
             sock.close()
         self._log.warning("lane.dial_failed", address=effect.address, code=error.code, error=error.text)
-        self.post(DialFailed(effect.peer, as_loss(error).to_fault()))
+        self._mail.post(DialFailed(effect.peer, as_loss(error).to_fault()))
 
     async def _dial_streams(self, effect: Dial, sockets: list[socket.socket]) -> None:
-        host, port = _address(effect.address)
+        host, port = parse_address(effect.address)
         infos = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, proto, _, where = infos[0]
         token, streams = token_bytes(NONCE_BYTES), self._settings.streams
@@ -282,6 +273,12 @@ class TcpTransport:
                 if refusal is not None:
                     await reject(sock, refusal)
                     raise refusal
+                adopt = self._adopt.get(hello.transport)
+                if adopt is not None:
+                    await welcome(sock)
+                    kept = True
+                    adopt(hello, sock)
+                    return
                 self._keep(hello, sock)
                 kept = True
                 await welcome(sock)
@@ -304,6 +301,8 @@ class TcpTransport:
             return PartyLost("the relay is stopping")
         if hello.wanted != self._me.incarnation:
             return StaleParty("the relay at this address is another life than the one that was meant")
+        if hello.transport not in self._adopt:
+            return NoCapacity(f"this relay has no lanes over {hello.transport}")
         if hello.stream > hello.streams:
             return ProtocolViolation("a data stream beyond those announced")
         joining = self._joining.get((Incarnation(hello.incarnation), hello.lane))
@@ -320,13 +319,13 @@ class TcpTransport:
         joining = self._joining.get(name)
         if joining is None:
             timer = self._loop.call_later(self._settings.handshake_timeout_s, self._forget, name)
-            joining = self._joining[name] = _Joining(hello.streams, timer)
+            joining = self._joining[name] = Joining(hello.streams, timer)
         joining.sockets[hello.stream] = sock
 
     def _forget(self, name: tuple[Incarnation, bytes]) -> None:
         joining = self._joining.pop(name, None)
         if joining is not None:
-            _discard(joining)
+            joining.discard()
             self._log.warning("lane.refused", peer=name[0], code="deadline_exceeded", error="streams are missing")
 
     async def _join(self, hello: DialerHello) -> None:
@@ -337,11 +336,14 @@ class TcpTransport:
         del self._joining[name]
         joining.timer.cancel()
         data = [joining.sockets[stream] for stream in range(1, joining.streams + 1)]
-        await self._lane_up(name[0], joining.sockets[0], data)
+        await self._lane_up(name[0], joining.sockets[0], data, dialed=False)
 
     # --- lanes
 
-    async def _lane_up(self, peer: Incarnation, control: socket.socket, data: list[socket.socket]) -> None:
+    async def _lane_up(
+        self, peer: Incarnation, control: socket.socket, data: list[socket.socket], *, dialed: bool
+    ) -> None:
+        streams = await self._streams(control, data, dialed=dialed)
         number = LaneId(next(self._lane_numbers))
         ends = Ends(
             number,
@@ -349,24 +351,35 @@ class TcpTransport:
             peer=incarnation_digest(peer),
             pool=self._pool,
             landing=self._landing,
-            report=self.post,
+            checksums=self._settings.checksums,
+            report=self._mail.post_all,
             lost=self._lost,
             refused=self._refused,
         )
         lane = TcpLane(
             ends,
             peer=peer,
-            data=data,
+            data=streams,
             ping_interval_s=self._settings.ping_interval_s,
             ping_timeout_s=self._settings.ping_timeout_s,
-            report=self.post,
+            report=self._mail.post,
             on_closing=self._lane_closing,
         )
         self._lanes[number] = lane
         self._log.info("lane.up", lane=number, peer=peer, streams=len(data))
-        await self._loop.create_connection(lambda: lane, sock=control)
+        context = None if self._tls is None else self._tls.context(dialed=dialed)
+        await connect(lambda: lane, control, context, dialed=dialed)
         if self._stop.is_set():
             lane.close(PartyLost("the relay is stopping"))
+
+    async def _streams(self, control: socket.socket, data: list[socket.socket], *, dialed: bool) -> Sequence[Stream]:
+        if self._tls is None:
+            return [PlainStream(sock) for sock in data]
+        try:
+            return await self._tls.secure(data, dialed=dialed, timeout_s=self._settings.handshake_timeout_s)
+        except OSError:
+            control.close()
+            raise
 
     def _lane_closing(self, lane: TcpLane, error: IsthmusError) -> None:
         self._log.info("lane.closing", lane=lane.lane, code=error.code, error=error.text)
@@ -379,21 +392,7 @@ class TcpTransport:
         self._log.info("lane.down", lane=lane.lane)
 
 
-def _address(text: str) -> tuple[str, int]:
-    found = _ADDRESS.fullmatch(text)
-    if found is None or int(found[2]) > 65_535:
-        raise ProtocolViolation(f"{text[:100]!r} is no relay's address")
-    return found[1].strip("[]"), int(found[2])
-
-
 def _tune(sock: socket.socket) -> None:
+    """Buffer sizes are the kernel's to choose: it grows them with the path, while a size that is set stays (ADR 4)."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
-
-
-def _discard(joining: _Joining) -> None:
-    joining.timer.cancel()
-    for sock in joining.sockets.values():
-        sock.close()

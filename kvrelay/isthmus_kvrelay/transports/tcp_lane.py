@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from isthmus_kvrelay import wire
-from isthmus_kvrelay.core.events import (
-    AbortReceived,
-    CreditReceived,
-    DoneReceived,
-    Event,
-    LaneDown,
-    LaneId,
-    LaneUp,
-    OpenedReceived,
-    PullReceived,
-    SendAbort,
-    SendChunk,
-    SendCredit,
-    SendDone,
-    SendOpened,
-    SendPull,
-    SlotQuiet,
-)
+from isthmus_kvrelay.core.events import Event, LaneDown, LaneId, LaneUp, SendChunk, SlotQuiet
+from isthmus_kvrelay.lane_codec import event_of, messages_of
 from isthmus_kvrelay.transports.port import ControlEffect
+from isthmus_kvrelay.transports.stream import Stream
 from isthmus_kvrelay.transports.tcp_streams import Ends, not_sent, start_threads
 from isthmus_shared.errors import IsthmusError, PartyLost, ProtocolViolation, Retry, TransferFailed
 from isthmus_shared.ids import Incarnation
@@ -44,7 +28,7 @@ class TcpLane(asyncio.Protocol):
         ends: Ends,
         *,
         peer: Incarnation,
-        data: list[socket.socket],
+        data: Sequence[Stream],
         ping_interval_s: float,
         ping_timeout_s: float,
         report: Callable[[Event], None],
@@ -60,9 +44,7 @@ class TcpLane(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._control: asyncio.Transport | None = None
         self.closing = False
-        for sock in data:
-            sock.setblocking(True)
-        self._threads = [t for number, sock in enumerate(data, 1) for t in start_threads(ends, sock, number)]
+        self._threads = [t for number, stream in enumerate(data, 1) for t in start_threads(ends, stream, number)]
 
     @property
     def lane(self) -> LaneId:
@@ -93,23 +75,11 @@ class TcpLane(asyncio.Protocol):
         self.close(PartyLost("the lane to a peer was lost", why=str(exc) if exc else "the peer closed it"))
 
     def _take(self, message: wire.LaneMessage) -> None:
-        lane = self.lane
-        match message:
-            case wire.Pull():
-                self._report(PullReceived(lane, message.key))
-            case wire.Opened():
-                facts = message.total_bytes, message.chunk_bytes, message.manifest
-                self._report(OpenedReceived(lane, message.key, *facts))
-            case wire.Credit():
-                self._report(CreditReceived(lane, message.key, message.grants()))
-            case wire.Done():
-                self._report(DoneReceived(lane, message.key))
-            case wire.Abort():
-                self._report(AbortReceived(lane, message.key, message.fault))
-            case wire.Ping():
-                self._write(wire.Pong())
-            case wire.Pong():
-                pass
+        event = event_of(self.lane, message)
+        if event is not None:
+            self._report(event)
+        elif isinstance(message, wire.Ping):
+            self._write(wire.Pong())
 
     def _ping(self) -> None:
         # Counted in pings, not in seconds: a stall of this process' own loop must not look like the peer's silence.
@@ -122,25 +92,8 @@ class TcpLane(asyncio.Protocol):
         self._timer = self._loop.call_later(self._ping_interval_s, self._ping)
 
     def send(self, effect: ControlEffect) -> None:
-        key = effect.key
-        names = {"transfer_id": key.transfer_id, "generation": key.generation}
-        match effect:
-            case SendPull():
-                self._write(wire.Pull.model_validate(names))
-            case SendOpened():
-                facts = {
-                    "total_bytes": effect.total_bytes,
-                    "chunk_bytes": effect.chunk_bytes,
-                    "manifest": effect.manifest,
-                }
-                self._write(wire.Opened.model_validate(names | facts))
-            case SendCredit():
-                for batch in wire.Credit.batches(key, effect.grants):
-                    self._write(batch)
-            case SendDone():
-                self._write(wire.Done.model_validate(names))
-            case SendAbort():
-                self._write(wire.abort(key, effect.fault))
+        for message in messages_of(effect):
+            self._write(message)
 
     def _write(self, message: wire.LaneMessage) -> None:
         if self.closing or self._control is None:
@@ -168,8 +121,8 @@ class TcpLane(asyncio.Protocol):
             self._timer.cancel()
         if self._control is not None:
             self._control.abort()
-        for sock in self._data:
-            _shut(sock)
+        for stream in self._data:
+            stream.shut()
             self.ends.jobs.put(None)  # one per sending thread
         self._report(LaneDown(self.lane, as_loss(error).to_fault()))  # without a LaneUp before it, the core ignores it
         self._on_closing(self, error)
@@ -177,8 +130,8 @@ class TcpLane(asyncio.Protocol):
     async def finish(self) -> None:
         """Wait for the threads, then report what they left: no slot of this lane is touched after that."""
         await asyncio.to_thread(self._join)
-        for sock in self._data:
-            sock.close()
+        for stream in self._data:
+            stream.close()
         while True:
             try:
                 job = self.ends.jobs.get_nowait()
@@ -199,10 +152,3 @@ def as_loss(error: IsthmusError) -> IsthmusError:
     if error.retry is Retry.NEVER:
         return TransferFailed("the peer of the transfer was closed", why=error.text)
     return error
-
-
-def _shut(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the peer was quicker

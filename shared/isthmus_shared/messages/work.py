@@ -93,6 +93,9 @@ class KvTicket(Part):
     generation: Generation = Field(gt=0)
     source: RelayRef
     manifest: KvManifest
+    pull: int = Field(default=1, gt=0, lt=2**32)
+    """Which attempt to fetch it: with a higher one another destination takes the staged KV over, without a second
+    prefill; late frames of a lower one are refused."""
 
 
 class WorkerRef(Part):

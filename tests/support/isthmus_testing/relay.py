@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,10 @@ from isthmus_kvrelay.client import RelayClient
 from isthmus_kvrelay.core.events import FlowClosed
 from isthmus_kvrelay.core.ledger import RelaySettings
 from isthmus_kvrelay.daemon.relay_daemon import DaemonSettings, RelayDaemon
+from isthmus_kvrelay.transports.choice import TransportKind, TransportSettings
 from isthmus_kvrelay.transports.tcp import TcpSettings
+from isthmus_kvrelay.transports.verbs.binding import Binding, load_binding
+from isthmus_kvrelay.transports.verbs.transport import VerbsSettings
 from isthmus_shared.engines.kv_port import KvSink, KvSource
 from isthmus_shared.ids import Generation, NodeId, TransferId, WorkerId, new_id, new_incarnation
 from isthmus_shared.kv.manifest import GroupKind, KvDtype, KvGroup, KvManifest
@@ -71,6 +74,9 @@ def daemon_settings(
     secret: bytes = SECRET,
     streams: int = 2,
     tcp: dict[str, float] | None = None,
+    verbs: VerbsSettings | None = None,
+    kind: TransportKind | None = None,
+    load: Callable[[], Binding] = load_binding,
 ) -> DaemonSettings:
     settings = TcpSettings(host="127.0.0.1", port=0, advertise="127.0.0.1", streams=streams)
     return DaemonSettings(
@@ -84,7 +90,12 @@ def daemon_settings(
             out_share=out_share,
             rate_bytes_per_s=rate_bytes_per_s,
         ),
-        tcp=dataclasses.replace(settings, **(tcp or {})),  # type: ignore[arg-type]
+        transport=TransportSettings(
+            tcp=dataclasses.replace(settings, **(tcp or {})),  # type: ignore[arg-type]
+            kind=kind or (TransportKind.VERBS if verbs else TransportKind.TCP),
+            verbs=verbs or VerbsSettings(),
+            load=load,
+        ),
     )
 
 

@@ -7,13 +7,16 @@ finish or expire and checks that nothing is held anywhere.
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from isthmus_kvrelay.core import events as ev
 from isthmus_kvrelay.core.events import ClientId, Effect, Event, ExpectChunk, FlowKey, LaneId, SendChunk, SlotUse
-from isthmus_kvrelay.core.ledger import RelaySettings
 from isthmus_kvrelay.core.relay import RelayCore
+from isthmus_kvrelay.core.settings import RelaySettings
 from isthmus_shared.errors import Cancelled, Fault, PartyLost
 from isthmus_shared.ids import Generation, Incarnation, TransferId
 
@@ -53,6 +56,7 @@ class Sink:
 
 @dataclass
 class Source:
+    pull: int = 1
     slots: tuple[int, ...] | None = None
     failed: Fault | None = None
 
@@ -75,7 +79,7 @@ class Node:
     clients: dict[ClientId, Client] = field(default_factory=dict)
     dials: list[ev.Dial] = field(default_factory=list)
     lives: int = 1
-    delivered: set[FlowKey] = field(default_factory=set)
+    delivered: set[tuple[FlowKey, int]] = field(default_factory=set)
 
     @property
     def incarnation(self) -> Incarnation:
@@ -83,12 +87,18 @@ class Node:
 
 
 class World:
-    def __init__(self, names: str, *, total_slots: int, rate_bytes_per_s: float) -> None:
+    def __init__(
+        self, names: Iterable[str], *, total_slots: int, rate_bytes_per_s: float = math.inf, **settings: Any
+    ) -> None:
+        """`settings`: further ones of `RelaySettings`."""
         self.now_s = 100.0
-        self._total_slots, self._rate = total_slots, rate_bytes_per_s
+        self._settings = {"total_slots": total_slots, "rate_bytes_per_s": rate_bytes_per_s, "out_share": 0.5} | settings
         self.nodes = {name: Node(name, self._core(name, 1)) for name in names}
         self.wires: list[Wire] = []
+        self._by_end: dict[tuple[str, LaneId], tuple[Wire, int]] = {}
         self._numbers = 0
+        self.to_cut: deque[Wire] = deque()
+        """Lanes that a core has closed: a peer was too slow to say that it is quiet."""
         self.pending: deque[tuple[Node, Incarnation, Event]] = deque()
         self.totals: dict[FlowKey, int] = {}
         self.homes: dict[FlowKey, tuple[Incarnation, str]] = {}
@@ -97,13 +107,7 @@ class World:
 
     def _core(self, name: str, life: int) -> RelayCore:
         return RelayCore(
-            RelaySettings(
-                incarnation=Incarnation(f"{name}{life}"),
-                slot_bytes=SLOT_BYTES,
-                total_slots=self._total_slots,
-                out_share=0.5,
-                rate_bytes_per_s=self._rate,
-            )
+            RelaySettings(incarnation=Incarnation(f"{name}{life}"), slot_bytes=SLOT_BYTES, **self._settings)
         )
 
     def _number(self) -> int:
@@ -113,9 +117,17 @@ class World:
     # --- the cores' shell
 
     def tell(self, node: Node, event: Event) -> None:
+        self.tell_only(node, event)
+        node.core.check_invariants()
+
+    def tell_only(self, node: Node, event: Event) -> None:
         for effect in node.core.handle(event, now_s=self.now_s):
             self._carry_out(node, effect)
-        node.core.check_invariants()
+
+    def write(self, node: Node, slot: int, content: Content) -> None:
+        """Somebody's bytes go into a slot."""
+        node.memory[slot] = content
+        self.check_all_reading()
 
     def _carry_out(self, node: Node, effect: Effect) -> None:
         match effect:
@@ -124,7 +136,10 @@ class World:
             case ev.Dial():
                 node.dials.append(effect)
             case ev.CloseLane():
-                raise AssertionError(f"{node.name} found a peer at fault: {effect.fault}")
+                assert effect.fault.what.startswith("the peer did not give revoked slots up"), effect.fault
+                wire, _ = self._wire(node, effect.lane)
+                if wire is not None:
+                    self.to_cut.append(wire)
             case ev.SendChunk():
                 self.sent.append((self.now_s, node.name, effect.lane, effect.size_bytes))
                 wire, side = self._wire(node, effect.lane)
@@ -145,10 +160,7 @@ class World:
                     wire.control[side].append(_received(effect, wire.ends[1 - side][1]))
 
     def _wire(self, node: Node, lane: LaneId) -> tuple[Wire | None, int]:
-        for wire in self.wires:
-            if (node.name, lane) in wire.ends:
-                return wire, wire.ends.index((node.name, lane))
-        return None, 0
+        return self._by_end.get((node.name, lane), (None, 0))
 
     def _revoke(self, node: Node, effect: ev.RevokeFlow) -> None:
         for ref, expected in list(node.armed.items()):
@@ -163,7 +175,11 @@ class World:
         self.pending.append((node, node.incarnation, event))
 
     def tell_pending(self) -> None:
-        if self.pending:
+        if self.to_cut:
+            wire = self.to_cut.popleft()
+            if wire.alive:
+                self.cut(wire)
+        elif self.pending:
             node, life, event = self.pending.popleft()
             if node.incarnation == life:
                 self.tell(node, event)
@@ -180,7 +196,7 @@ class World:
                 sink = client.sinks[key]
                 sink.slots, sink.opened = effect.slots, True
                 for slot in sink.slots:
-                    node.memory[slot] = "being written"
+                    self.write(node, slot, "being written")
             case ev.SinkEnded():
                 if key not in client.sinks:
                     return  # sealed: its producer is done with it
@@ -190,9 +206,10 @@ class World:
                 if not sink.opened:
                     del client.sinks[key]
             case ev.SourceReady():
-                assert key not in node.delivered, "delivered twice"
-                node.delivered.add(key)
+                assert (key, effect.pull) not in node.delivered, "delivered twice"
+                node.delivered.add((key, effect.pull))
                 source = client.sources[key]
+                assert source.pull == effect.pull
                 assert source.failed is None
                 source.slots = effect.slots
                 self.check_reading(node, client)
@@ -232,9 +249,8 @@ class World:
     def fill(self, node: Node, client: Client, key: FlowKey, chunk: int) -> None:
         """The engine writes, even if the flow was ended meanwhile and it has not noticed."""
         sink = client.sinks[key]
-        node.memory[sink.slots[chunk]] = (key, chunk)
+        self.write(node, sink.slots[chunk], (key, chunk))
         sink.filled.add(chunk)
-        self.check_all_reading()
         self.tell(node, ev.ChunksFilled(client.number, key, (chunk,)))
 
     def seal(self, node: Node, client: Client, key: FlowKey) -> None:
@@ -246,10 +262,13 @@ class World:
         del client.sinks[key]
         self.tell(node, ev.SinkQuiet(client.number, key))
 
-    def open_source(self, node: Node, client: Client, key: FlowKey, deadline_s: float) -> None:
+    def open_source(
+        self, node: Node, client: Client, key: FlowKey, deadline_s: float, *, pull: int = 1, kv_tokens: int = 0
+    ) -> None:
         life, home = self.homes[key]
-        client.sources[key] = Source()
-        self.tell(node, ev.OpenSource(client.number, key, life, home, self.totals[key], "m", deadline_s))
+        client.sources[key] = Source(pull)
+        facts = self.totals[key], "m", deadline_s, pull, kv_tokens
+        self.tell(node, ev.OpenSource(client.number, key, life, home, *facts))
 
     def release(self, node: Node, client: Client, key: FlowKey) -> None:
         self.check_reading(node, client)
@@ -268,7 +287,9 @@ class World:
             self.tell(node, ev.DialFailed(dial.peer, LOST))
             return
         here, there = LaneId(self._number()), LaneId(self._number())
-        self.wires.append(Wire(((node.name, here), (peer.name, there))))
+        wire = Wire(((node.name, here), (peer.name, there)))
+        self.wires.append(wire)
+        self._by_end |= {end: (wire, side) for side, end in enumerate(wire.ends)}
         self.tell(peer, ev.LaneUp(there, node.incarnation))
         self.tell(node, ev.LaneUp(here, peer.incarnation))
 
@@ -292,14 +313,12 @@ class World:
             return  # no credit (any more): dropped
         del node.armed[job.into]
         node.claimed[job.into] = (expected, chunk.content)
-        node.memory[job.into.slot] = "half received"
-        self.check_all_reading()
+        self.write(node, job.into.slot, "half received")
 
     def end_receive(self, node: Node, ref: SlotUse, *, damaged: bool, repeat: bool) -> None:
         expected, content = node.claimed.pop(ref)
         intact = content == (expected.key, expected.chunk) and not damaged
-        node.memory[ref.slot] = content if intact else "damaged"
-        self.check_all_reading()
+        self.write(node, ref.slot, content if intact else "damaged")
         if ref in node.revoked:
             node.revoked.remove(ref)
             self.tell(node, ev.SlotQuiet(ref))
@@ -317,6 +336,8 @@ class World:
 
     def join_threads(self, wire: Wire) -> None:
         self.wires.remove(wire)
+        for end in wire.ends:
+            del self._by_end[end]
         for side, (name, lane) in enumerate(wire.ends):
             node = self.nodes[name]
             for job in wire.unsent[side]:
@@ -352,10 +373,11 @@ class World:
                 break
         else:
             raise AssertionError("the world does not come to rest")
-        self.advance(1e6)
-        for _ in range(10_000):
-            if not self.settle_step():
-                break
+        for later_s in (1e6, 60.0):
+            self.advance(later_s)
+            for _ in range(10_000):
+                if not self.settle_step():
+                    break
         for node in self.nodes.values():
             stats = node.core.stats()
             assert stats.at_rest, (node.name, stats)
@@ -365,7 +387,7 @@ class World:
 
     def settle_step(self) -> bool:
         """Whatever comes next when nothing goes wrong; False when nothing does."""
-        if self.pending:
+        if self.pending or self.to_cut:
             self.tell_pending()
             return True
         for wire in self.wires:
@@ -414,14 +436,21 @@ def _not_sent(job: SendChunk) -> ev.ChunkSent:
 def _received(effect: Effect, lane: LaneId) -> Event:
     match effect:
         case ev.SendPull():
-            return ev.PullReceived(lane, effect.key)
+            return ev.PullReceived(lane, effect.key, effect.pull)
         case ev.SendOpened():
-            return ev.OpenedReceived(lane, effect.key, effect.total_bytes, effect.chunk_bytes, effect.manifest)
+            facts = effect.total_bytes, effect.chunk_bytes, effect.manifest
+            return ev.OpenedReceived(lane, effect.key, effect.pull, *facts)
         case ev.SendCredit():
-            return ev.CreditReceived(lane, effect.key, effect.grants)
+            return ev.CreditReceived(lane, effect.key, effect.pull, effect.grants)
         case ev.SendDone():
-            return ev.DoneReceived(lane, effect.key)
+            return ev.DoneReceived(lane, effect.key, effect.pull)
         case ev.SendAbort():
-            return ev.AbortReceived(lane, effect.key, effect.fault)
+            return ev.AbortReceived(lane, effect.key, effect.pull, effect.fault)
+        case ev.SendRevoke():
+            return ev.RevokeReceived(lane, effect.key, effect.pull, effect.fault)
+        case ev.SendQuiet():
+            return ev.QuietReceived(lane, effect.key, effect.pull)
+        case ev.SendFeedback():
+            return ev.FeedbackReceived(lane, effect.itl_s, effect.target_s)
         case _:
             raise AssertionError(f"{effect} is no message")

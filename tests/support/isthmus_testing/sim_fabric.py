@@ -14,6 +14,7 @@ from typing import Protocol
 
 from isthmus_kvrelay.core import events as ev
 from isthmus_kvrelay.core.events import Event, LaneId
+from isthmus_kvrelay.lane_codec import event_of, messages_of
 from isthmus_kvrelay.transports.landing import LandingTable
 from isthmus_kvrelay.transports.port import ControlEffect
 from isthmus_kvrelay.transports.shm import SharedPool
@@ -85,10 +86,12 @@ class Fabric:
             case ev.RevokeFlow():
                 for into in relay.landing.revoke(effect.lane, effect.key):
                     self._loop.call_soon(relay.take, ev.SlotQuiet(into))
-            case ev.SendPull() | ev.SendOpened() | ev.SendCredit() | ev.SendDone() | ev.SendAbort():
-                self._send(effect)
-            case _:
+            case (
+                ev.SinkOpened() | ev.SinkEnded() | ev.SourceReady() | ev.SourceFailed() | ev.CloseClient()
+            ) | ev.FlowClosed():
                 raise AssertionError(f"{effect} is no business of a lane")
+            case _:
+                self._send(effect)
 
     def cut(self, relay: Relay) -> None:
         """All lanes of a relay are lost, as when a cable is pulled (or it dies)."""
@@ -115,8 +118,11 @@ class Fabric:
         if wire is None:
             return
         _, there = wire.of(effect.lane)
-        there.ready_s = max(self._loop.time() + self._latency_s(), there.ready_s + APART_S)
-        self._loop.call_at(there.ready_s, self._deliver, wire, there, _received(effect, there.lane))
+        for message in messages_of(effect):
+            event = event_of(there.lane, message)
+            assert event is not None
+            there.ready_s = max(self._loop.time() + self._latency_s(), there.ready_s + APART_S)
+            self._loop.call_at(there.ready_s, self._deliver, wire, there, event)
 
     def _deliver(self, wire: _Wire, end: _End, event: Event) -> None:
         if wire.alive:
@@ -188,18 +194,3 @@ class Fabric:
             end.relay.take(ev.ChunkSent(end.lane, effect.key, effect.chunk, effect.out_of, ok=False))
         for into in quiet:
             end.relay.take(ev.SlotQuiet(into))
-
-
-def _received(effect: ControlEffect, lane: LaneId) -> Event:
-    """What the other end makes of a control message."""
-    match effect:
-        case ev.SendPull():
-            return ev.PullReceived(lane, effect.key)
-        case ev.SendOpened():
-            return ev.OpenedReceived(lane, effect.key, effect.total_bytes, effect.chunk_bytes, effect.manifest)
-        case ev.SendCredit():
-            return ev.CreditReceived(lane, effect.key, effect.grants)
-        case ev.SendDone():
-            return ev.DoneReceived(lane, effect.key)
-        case ev.SendAbort():
-            return ev.AbortReceived(lane, effect.key, effect.fault)

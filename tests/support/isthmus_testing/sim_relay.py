@@ -156,13 +156,19 @@ class SimLink:
     async def open_source(self, ticket: KvTicket, *, deadline_s: float) -> KvSource:
         self._check()
         key, total = FlowKey(ticket.transfer_id, ticket.generation), ticket.manifest.total_bytes
-        source = RelaySource(key, total_bytes=total, deadline_s=deadline_s, pool=self._home.pool, post=self._post)
+        pool, pull = self._home.pool, ticket.pull
+        source = RelaySource(key, pull=pull, total_bytes=total, deadline_s=deadline_s, pool=pool, post=self._post)
         self._sources[key] = source
-        peer = ticket.source
-        self._say(
-            ev.OpenSource(self.client, key, peer.incarnation, peer.address, total, _digest(ticket.manifest), deadline_s)
-        )
+        peer, tokens = ticket.source, ticket.manifest.prompt_tokens
+        facts = peer.incarnation, peer.address, total, _digest(ticket.manifest), deadline_s, pull, tokens
+        self._say(ev.OpenSource(self.client, key, *facts))
         return source
+
+    def report_step(self, *, step_s: float, kv_blocks_free: int, kv_block_tokens: int) -> None:
+        self._say(ev.StepReported(self.client, step_s, kv_blocks_free, kv_block_tokens))
+
+    def report_itl(self, itl_ms: float, target_ms: float) -> None:
+        self._say(ev.ItlReported(self.client, itl_ms / 1e3, target_ms / 1e3))
 
     async def abort(self, transfer_id: TransferId, generation: Generation, fault: Fault) -> None:
         self._say(ev.AbortByClient(self.client, FlowKey(transfer_id, generation), fault))
@@ -201,9 +207,9 @@ class SimLink:
             case ev.SinkEnded() if key in self._opening and effect.fault is not None:
                 if not self._opening[key][1].done():
                     self._opening[key][1].set_exception(effect.fault.to_error())
-            case ev.SourceReady() if key in self._sources:
+            case ev.SourceReady() if key in self._sources and self._sources[key].pull == effect.pull:
                 self._sources[key].arrived(effect.slots, effect.chunk_bytes)
-            case ev.SourceFailed() if key in self._sources:
+            case ev.SourceFailed() if key in self._sources and self._sources[key].pull == effect.pull:
                 self._sources[key].fail(effect.fault)
             case _:
                 pass  # its own end had crossed the relay's word

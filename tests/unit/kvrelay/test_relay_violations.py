@@ -6,8 +6,9 @@ import pytest
 
 from isthmus_kvrelay.core import events as ev
 from isthmus_kvrelay.core.events import ClientId, Effect, Event, Grant, LaneId, SlotUse
-from isthmus_kvrelay.core.ledger import RelaySettings
+from isthmus_kvrelay.core.quarantine import QUIET_TIMEOUT_S
 from isthmus_kvrelay.core.relay import RelayCore
+from isthmus_kvrelay.core.settings import RelaySettings
 from isthmus_shared.errors import Cancelled
 from isthmus_shared.ids import Incarnation
 from isthmus_testing.relay_world import SLOT_BYTES, flow
@@ -38,7 +39,7 @@ class Told:
     def open_source(self) -> tuple[SlotUse, ...]:
         """Up to granted credit; returns the landing slots."""
         self(ev.OpenSource(ME, KEY, Incarnation("b"), "b", 2 * SLOT_BYTES, "m", 10))
-        effects = self(ev.OpenedReceived(LANE, KEY, 2 * SLOT_BYTES, SLOT_BYTES, "m"))
+        effects = self(ev.OpenedReceived(LANE, KEY, 1, 2 * SLOT_BYTES, SLOT_BYTES, "m"))
         (credit,) = [effect for effect in effects if isinstance(effect, ev.SendCredit)]
         return tuple(grant.into for grant in credit.grants)
 
@@ -80,14 +81,14 @@ def test_another_clients_flow_is_out_of_reach(tell: Told) -> None:
 
 def test_a_second_consumer_is_refused_and_the_first_keeps_the_flow(tell: Told) -> None:
     tell.open_sink()
-    assert kinds(tell(ev.PullReceived(LANE, KEY))) == {"SendOpened"}
-    (refusal,) = tell(ev.PullReceived(ELSEWHERE, KEY))
+    assert kinds(tell(ev.PullReceived(LANE, KEY, 1))) == {"SendOpened"}
+    (refusal,) = tell(ev.PullReceived(ELSEWHERE, KEY, 1))
     assert isinstance(refusal, ev.SendAbort)
     assert refusal.lane == ELSEWHERE
     for event in (
-        ev.CreditReceived(ELSEWHERE, KEY, (Grant(0, SlotUse(0, 1)),)),
-        ev.DoneReceived(ELSEWHERE, KEY),
-        ev.AbortReceived(ELSEWHERE, KEY, FAULT),
+        ev.CreditReceived(ELSEWHERE, KEY, 1, (Grant(0, SlotUse(0, 1)),)),
+        ev.DoneReceived(ELSEWHERE, KEY, 1),
+        ev.AbortReceived(ELSEWHERE, KEY, 1, FAULT),
     ):
         assert tell(event) == []
     assert tell.core.stats().flows_out == 1
@@ -95,25 +96,25 @@ def test_a_second_consumer_is_refused_and_the_first_keeps_the_flow(tell: Told) -
 
 def test_credit_beyond_the_end_closes_the_lane(tell: Told) -> None:
     tell.open_sink()
-    tell(ev.PullReceived(LANE, KEY))
-    assert kinds(tell(ev.CreditReceived(LANE, KEY, (Grant(2, SlotUse(0, 1)),)))) == {"CloseLane"}
+    tell(ev.PullReceived(LANE, KEY, 1))
+    assert kinds(tell(ev.CreditReceived(LANE, KEY, 1, (Grant(2, SlotUse(0, 1)),)))) == {"CloseLane"}
 
 
 def test_credit_given_twice_is_spent_once(tell: Told) -> None:
     tell.open_sink()
     tell(ev.ChunksFilled(ME, KEY, (0, 1)))
-    tell(ev.PullReceived(LANE, KEY))
+    tell(ev.PullReceived(LANE, KEY, 1))
     grants = (Grant(0, SlotUse(0, 1)),)
-    assert kinds(tell(ev.CreditReceived(LANE, KEY, grants))) == {"SendChunk"}
-    assert tell(ev.CreditReceived(LANE, KEY, grants)) == []
+    assert kinds(tell(ev.CreditReceived(LANE, KEY, 1, grants))) == {"SendChunk"}
+    assert tell(ev.CreditReceived(LANE, KEY, 1, grants)) == []
 
 
 def test_an_acknowledgement_before_all_is_sent_closes_the_lane(tell: Told) -> None:
     tell.open_sink()
     tell(ev.ChunksFilled(ME, KEY, (0, 1)))
-    tell(ev.PullReceived(LANE, KEY))
-    tell(ev.CreditReceived(LANE, KEY, (Grant(0, SlotUse(0, 1)),)))
-    assert kinds(tell(ev.DoneReceived(LANE, KEY))) == {"CloseLane"}
+    tell(ev.PullReceived(LANE, KEY, 1))
+    tell(ev.CreditReceived(LANE, KEY, 1, (Grant(0, SlotUse(0, 1)),)))
+    assert kinds(tell(ev.DoneReceived(LANE, KEY, 1))) == {"CloseLane"}
 
 
 def test_a_chunk_that_was_never_granted_is_stale(tell: Told) -> None:
@@ -133,30 +134,50 @@ def test_a_chunk_that_lands_twice_counts_once(tell: Told) -> None:
 def test_a_damaged_chunk_fails_the_flow_and_its_slots_wait_for_the_receiver(tell: Told) -> None:
     first, second = tell.open_source()
     effects = tell(ev.ChunkLanded(LANE, KEY, 0, first, intact=False))
-    assert kinds(effects) == {"RevokeFlow", "SendAbort", "SourceFailed", "FlowClosed"}
-    assert tell.core.stats().slots["quarantined"] == 1
+    assert kinds(effects) == {"RevokeFlow", "SendRevoke", "SourceFailed", "FlowClosed"}
+    assert tell.core.stats().slots["quarantined"] == 2
     tell(ev.SlotQuiet(second))
+    assert tell.core.stats().slots["quarantined"] == 2, "the sender has not said yet that it is quiet"
+    tell(ev.QuietReceived(LANE, KEY, 1))
+    assert tell.core.stats().at_rest
+
+
+def test_a_quiet_word_before_this_ends_receive_is_over_frees_nothing(tell: Told) -> None:
+    tell.open_source()
+    tell(ev.ReleaseSource(ME, KEY))
+    tell(ev.QuietReceived(LANE, KEY, 1))
+    assert tell.core.stats().slots["quarantined"] == 2
+
+
+def test_a_sender_that_never_says_it_is_quiet_loses_its_lane(tell: Told) -> None:
+    first, second = tell.open_source()
+    tell(ev.ReleaseSource(ME, KEY))
+    for ref in (first, second):
+        tell(ev.SlotQuiet(ref))
+    tell.now_s += QUIET_TIMEOUT_S
+    assert kinds(tell(ev.Tick())) == {"CloseLane"}
+    tell(ev.LaneDown(LANE, FAULT))
     assert tell.core.stats().at_rest
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, SLOT_BYTES + 1])
 def test_chunks_that_do_not_fit_a_slot_are_refused_by_name(tell: Told, chunk_bytes: int) -> None:
     tell(ev.OpenSource(ME, KEY, Incarnation("b"), "b", SLOT_BYTES, "m", 10))
-    effects = tell(ev.OpenedReceived(LANE, KEY, SLOT_BYTES, chunk_bytes, "m"))
+    effects = tell(ev.OpenedReceived(LANE, KEY, 1, SLOT_BYTES, chunk_bytes, "m"))
     (failed,) = [effect for effect in effects if isinstance(effect, ev.SourceFailed)]
     assert failed.fault.code == "manifest_mismatch"
 
 
 def test_smaller_chunks_than_this_relays_slots_are_taken(tell: Told) -> None:
     tell(ev.OpenSource(ME, KEY, Incarnation("b"), "b", SLOT_BYTES, "m", 10))
-    effects = tell(ev.OpenedReceived(LANE, KEY, SLOT_BYTES, SLOT_BYTES // 2, "m"))
+    effects = tell(ev.OpenedReceived(LANE, KEY, 1, SLOT_BYTES, SLOT_BYTES // 2, "m"))
     assert len([effect for effect in effects if isinstance(effect, ev.ExpectChunk)]) == 2
 
 
 def test_a_flow_that_can_never_land_is_refused_rather_than_left_waiting(tell: Told) -> None:
     size = 5 * SLOT_BYTES
     tell(ev.OpenSource(ME, KEY, Incarnation("b"), "b", size, "m", 10))
-    effects = tell(ev.OpenedReceived(LANE, KEY, size, SLOT_BYTES, "m"))
+    effects = tell(ev.OpenedReceived(LANE, KEY, 1, size, SLOT_BYTES, "m"))
     assert kinds(effects) == {"SourceFailed", "SendAbort", "FlowClosed"}
 
 

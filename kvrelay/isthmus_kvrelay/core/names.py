@@ -1,0 +1,41 @@
+"""What the core's events and effects name: clients, lanes, flows, slots, credit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from isthmus_shared.ids import Generation, TransferId
+
+ClientId = NewType("ClientId", int)
+"""One connection of one worker; never reused in a daemon's life."""
+LaneId = NewType("LaneId", int)
+"""One authenticated connection to one life of a peer; never reused in a daemon's life."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FlowKey:
+    transfer_id: TransferId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class SlotUse:
+    """A slot and which use of it: what names an earlier use is recognised as late."""
+
+    slot: int
+    use: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Credit for one chunk: it may be sent into that slot use of the receiver."""
+
+    chunk: int
+    into: SlotUse
+
+
+class Side(StrEnum):
+    OUT = "out"
+    IN = "in"
