@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import TypeVar, assert_never
 
 from structlog.typing import FilteringBoundLogger
 
@@ -47,6 +47,8 @@ from isthmus_shared.messages.work import (
     SubmitReply,
 )
 from isthmus_shared.metrics import Metrics
+
+E = TypeVar("E", AskRoute, Submit, Start, SendCancel)
 
 ROUTE_TIMEOUT_S = 1.0
 """The planner answers out of its memory. Two tries of it fit in the 3 s within which a client learns that there is
@@ -125,13 +127,13 @@ class RunningSaga:
                     self._outbox.put(self._index, effect)
                     ended = True
                 case AskRoute():
-                    self._spawn(self._ask_route(effect))
+                    self._spawn(self._ask_route, effect)
                 case Submit():
-                    self._spawn(self._submit(effect))
+                    self._spawn(self._submit, effect)
                 case Start():
-                    self._spawn(self._start(effect))
+                    self._spawn(self._start, effect)
                 case SendCancel():
-                    self._spawn(self._cancel(effect))
+                    self._spawn(self._cancel, effect)
                 case Replanned():
                     self._deps.metrics.replans.labels(effect.error.code).inc()
                     self._deps.log.warning(
@@ -146,14 +148,14 @@ class RunningSaga:
                     assert_never(effect)
         return ended
 
-    def _spawn(self, step: Coroutine[Any, Any, None]) -> None:
-        self._deps.tasks.create_task(self._guarded(step))
+    def _spawn(self, step: Callable[[E], Awaitable[None]], effect: E) -> None:
+        self._deps.tasks.create_task(self._guarded(step, effect))
 
-    async def _guarded(self, step: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, step: Callable[[E], Awaitable[None]], effect: E) -> None:
         """All requests' steps run in one TaskGroup: an exception that left one would end them all."""
         try:
-            await step
-        except Exception:
+            await step(effect)
+        except Exception:  # whatever a bug raises ends its own request, typed, and is logged with its traceback
             self._deps.log.exception("request.step_broke", request_id=self.work.request_id)
             self.feed(StepBroke(IsthmusError("the ingress met a bug in this request", todo="see its log")))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import structlog
 
 from isthmus_shared.bus.memory import MemoryBroker
 from isthmus_shared.bus.server import EmbeddedNats
@@ -30,3 +31,10 @@ async def leak_check() -> AsyncIterator[None]:
     yield
     left = [task for task in asyncio.all_tasks() - before - {asyncio.current_task()} if not task.done()]
     assert not left, f"tasks left running: {left}"
+
+
+@pytest.fixture(autouse=True)
+def own_log_settings() -> Iterator[None]:
+    """A test that runs a command or a service in process configures structlog for everybody: undone after it."""
+    yield
+    structlog.reset_defaults()
