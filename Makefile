@@ -9,7 +9,7 @@ TORCH_INDEX_URL ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status chat test test-fast lint types format schemas sim bench bench-relay bench-peers rdma-test rdma-kernel clean check-python
+.PHONY: help up down status chat test test-fast lint types format schemas sim relay-seeds relay-fuzz bench bench-relay bench-peers rdma-test rdma-kernel clean check-python
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -55,6 +55,12 @@ schemas: $(VENV)/.dev  ## write schemas/ and docs/configuration.md anew from the
 
 sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
 	@$(PYTEST) tests/sim $(ARGS)
+
+relay-seeds: $(VENV)/.dev  ## 2,000 fault schedules over 16 simulated relays (ARGS="--seeds 20 --flows 1000 --slots 512 --at-once")
+	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_storm $(ARGS)
+
+relay-fuzz: $(VENV)/.dev  ## hostile messages and headers for ten minutes (ARGS="--seconds 60 --seed 1")
+	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_fuzz $(ARGS)
 
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)

@@ -110,6 +110,28 @@ class Metrics:
         self.relay_stale = self._counter("relay_stale_total", "Frames of an old life or generation", "what")
         self.relay_lanes = self._gauge("relay_lanes", "Lanes to peers", "state")
         self.relay_clients = self._gauge("relay_clients", "Workers attached")
-        self.relay_chunk_seconds = self._histogram(
-            "relay_chunk_seconds", "From filled to landed, one chunk", CALL_BUCKETS_S
+        self.relay_slots_retained = self._gauge("relay_slots_retained", "Slots that flows which are over still keep")
+        self.relay_retargets = self._counter("relay_retargets_total", "Flows fetched again by another destination")
+        self.relay_revivals = self._counter("relay_revivals_total", "Of those: served from a retained flow")
+        self.relay_rate_decreases = self._counter("relay_rate_decreases_total", "Lanes slowed down after feedback")
+        self.relay_credits = self._gauge("relay_credits", "Credit, sums since the start", "kind", "account")
+        """account: `granted`, `consumed`, `returned`; in flight is what is left of the first."""
+        self.relay_queue_seconds = self._histogram(
+            "relay_queue_seconds", "One chunk, from filled and credited to handed to its lane", CALL_BUCKETS_S
         )
+        self.relay_chunk_seconds = self._histogram(
+            "relay_chunk_seconds", "One chunk, from its credit to landed and verified", CALL_BUCKETS_S
+        )
+        self._relay_lanes()
+
+    def _relay_lanes(self) -> None:
+        """Labelled with the peer's incarnation; a lane's series go when it does, so there are as many as lanes."""
+        self.relay_lane_rate = self._gauge("relay_lane_rate_bytes_per_second", "What the pacer allows", "peer")
+        self.relay_lane_queue_age = self._gauge(
+            "relay_lane_queue_age_seconds", "Since when chunks have been waiting", "peer"
+        )
+        self.relay_lane_waiting = self._gauge("relay_lane_waiting_flows", "Flows with chunks to send", "peer")
+        self.relay_lane_work = self._gauge("relay_lane_work_requests", "Chunks of credit that the peer holds", "peer")
+        self.relay_lane_sent = self._gauge("relay_lane_sent_bytes", "Sent since the lane came up", "peer")
+        self.relay_lane_received = self._gauge("relay_lane_received_bytes", "Received since then", "peer")
+        self.relay_lane_damaged = self._gauge("relay_lane_checksum_failures", "Chunks that did not verify", "peer")

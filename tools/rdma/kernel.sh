@@ -6,7 +6,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/isthmus/rdma
 
-fingerprint() { sha256sum "$@" | sha256sum | cut -c1-16; }
+fingerprint() { cat "$@" | sha256sum | cut -c1-16; }
 
 named=${ISTHMUS_UML_KERNEL:-}
 if [ -n "$named" ]; then

@@ -16,8 +16,8 @@ from isthmus_kvrelay.core.order import FairOrder
 from isthmus_kvrelay.core.pacer import Pacer
 from isthmus_kvrelay.core.staging import Pin
 
-CHUNK_COST_US = 130.0
-"""Until it is measured: 256 KiB received and checksummed at half a CPU second per GB."""
+CHUNK_COST_US = 500.0
+"""Until it is measured: 1 MiB received and checksummed at half a CPU second per GB."""
 BATCH_SHARE = 8
 """A lane's work requests are granted when an eighth of them is free: a frame for many chunks, not one for each."""
 STEP_STALE_STEPS = 10

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from isthmus_shared.ids import Incarnation
 
 WORK_REQUESTS = 256
-"""Default of one lane: 64 MiB at the default slot size, enough for a link of 25 GB/s over 2 ms, and well below the
-smallest receive queue of an RDMA device seen in practice (4,351)."""
+"""Default of one lane: 256 MiB at the default slot size, enough for a link of 25 GB/s over 10 ms, and well below the
+smallest queue of an RDMA device seen in practice (4,351)."""
 RETAIN_SHARE = 0.25
 """Default, of the out-share: retained flows are a bet on a destination's death; three quarters always turn over."""
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from isthmus_kvrelay.core.ledger import RelaySettings
+from isthmus_kvrelay.core.settings import WORK_REQUESTS, RelaySettings
+from isthmus_kvrelay.daemon.pool_memory import MemorySettings
 from isthmus_kvrelay.daemon.relay_daemon import DaemonSettings
 from isthmus_kvrelay.transports.choice import TransportKind, TransportSettings
 from isthmus_kvrelay.transports.handshake import MAX_STREAMS, MIN_SECRET_CHARS
@@ -39,8 +40,28 @@ class RelayConfig(ServiceConfig):
         ..., min_length=MIN_SECRET_CHARS, description=f"Shared by all relays, at least {MIN_SECRET_CHARS} characters"
     )
     pool_bytes: int = Field(default=256 * MIB, ge=2 * 4096, description="Staging pool of this node")
+    prefault: bool = Field(default=True, description="Fill the pool's memory in at the start, in the background")
+    huge_pages: bool = Field(default=False, description="The pool in huge pages, which the host must have reserved")
+    numa_node: int | None = Field(default=None, ge=0, lt=1024, description="Node of the host to hold the pool")
     slot_bytes: int = Field(default=MIB, ge=4096, le=64 * MIB, description="One slot, and so one chunk")
     out_share: float = Field(default=0.5, gt=0, lt=1, description="Largest part of the pool for outgoing transfers")
+    retain_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Staging that transfers which are over may keep for a retry elsewhere, while nobody needs it; "
+        "empty: a quarter of the out-share; 0: none",
+    )
+    client_share: float = Field(
+        default=1.0, gt=0, le=1, description="Largest part of each direction's share that one worker may hold"
+    )
+    work_requests: int = Field(
+        default=WORK_REQUESTS, ge=0, description="Chunks that a peer may have under way to this relay; 0: any number"
+    )
+    host_us_per_step: float = Field(
+        default=5_000,
+        ge=0,
+        description="CPU microseconds that receiving may cost while a worker's engine makes one decode step; 0: any",
+    )
     rate_bytes_per_s: float = Field(default=0, ge=0, description="Ceiling of one lane; 0 is none")
     streams: int = Field(default=2, ge=1, le=MAX_STREAMS, description="TCP data streams of one lane")
 
@@ -90,6 +111,10 @@ class RelayConfig(ServiceConfig):
                 total_slots=self.pool_bytes // self.slot_bytes,
                 out_share=self.out_share,
                 rate_bytes_per_s=self.rate_bytes_per_s or math.inf,
+                retain_bytes=self.retain_bytes,
+                client_share=self.client_share,
+                work_requests=self.work_requests or None,
+                host_us_per_step=self.host_us_per_step,
             ),
             transport=TransportSettings(
                 tcp=TcpSettings(
@@ -102,4 +127,5 @@ class RelayConfig(ServiceConfig):
                 kind=self.transport,
                 verbs=VerbsSettings(devices=self.devices, gid_index=self.gid_index),
             ),
+            memory=MemorySettings(prefault=self.prefault, huge_pages=self.huge_pages, numa_node=self.numa_node),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from isthmus_kvrelay.core import events as ev
 from isthmus_kvrelay.core.events import ClientId, Effect, Event
 from isthmus_kvrelay.core.ledger import RelaySettings
 from isthmus_kvrelay.core.relay import RelayCore, RelayStats
+from isthmus_kvrelay.daemon.pool_memory import MemorySettings, Prefault, create_pool
 from isthmus_kvrelay.daemon.session import Session
 from isthmus_kvrelay.daemon.sockets import inode_of, listen_at
 from isthmus_kvrelay.transports.choice import TransportSettings, make_transport
 from isthmus_kvrelay.transports.handshake import Identity
-from isthmus_kvrelay.transports.shm import SharedPool
 from isthmus_shared.errors import Draining, IsthmusError
 from isthmus_shared.ids import NodeId
 from isthmus_shared.messages.work import RelayRef, WorkerRef
@@ -32,6 +32,7 @@ class DaemonSettings:
     secret: bytes
     relay: RelaySettings
     transport: TransportSettings
+    memory: MemorySettings = field(default_factory=MemorySettings)
 
 
 class RelayDaemon:
@@ -51,7 +52,9 @@ class RelayDaemon:
         self._on_client_lost, self._on_flow_closed = on_client_lost, on_flow_closed
         relay = settings.relay
         self._core = RelayCore(relay)
-        self._pool = SharedPool.create(pool_bytes=relay.total_slots * relay.slot_bytes, slot_bytes=relay.slot_bytes)
+        pool_bytes = relay.total_slots * relay.slot_bytes
+        self._pool = create_pool(settings.memory, pool_bytes=pool_bytes, slot_bytes=relay.slot_bytes)
+        self._prefault = Prefault(self._pool.fd, pool_bytes) if settings.memory.prefault else None
         me = Identity(relay.incarnation, settings.secret)
         self._transport = make_transport(settings.transport, me=me, pool=self._pool, emit=self.take, log=log)
         self._client_numbers = count(1)
@@ -69,6 +72,8 @@ class RelayDaemon:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._prefault is not None:
+            self._prefault.start()
         listener = listen_at(self.settings.socket)
         self._socket_inode = inode_of(self.settings.socket)
         try:
@@ -106,6 +111,8 @@ class RelayDaemon:
             session.said_bye = True  # we leave it, not it us
             session.close(Draining("the relay is stopping"))
         await self._transport.close()
+        if self._prefault is not None:
+            await asyncio.to_thread(self._prefault.end)
         self._stopped = True
         for session in list(self._sessions.values()):
             session.abort()
@@ -125,6 +132,10 @@ class RelayDaemon:
 
     def stats(self) -> RelayStats:
         return self._core.stats()
+
+    def take_chunk_times(self) -> tuple[list[float], list[float]]:
+        """See `RelayCore.take_chunk_times`."""
+        return self._core.take_chunk_times()
 
     def clients(self) -> tuple[WorkerRef, ...]:
         """Who is attached, each once."""

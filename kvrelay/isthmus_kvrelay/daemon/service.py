@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from time import process_time
 
-from isthmus_kvrelay.core.events import FlowClosed, Side
-from isthmus_kvrelay.core.relay import RelayStats
+from isthmus_kvrelay.core.events import RatesSet
 from isthmus_kvrelay.core.staging import SlotState
 from isthmus_kvrelay.daemon.config import RelayConfig
+from isthmus_kvrelay.daemon.observed import HostCost, Observed
 from isthmus_kvrelay.daemon.relay_daemon import RelayDaemon
-from isthmus_shared.errors import BusDisconnected, ChecksumMismatch
+from isthmus_shared.errors import BusDisconnected
 from isthmus_shared.messages import subjects
-from isthmus_shared.messages.health import ProcessState, RelayHeartbeat, WorkerLost
+from isthmus_shared.messages.health import ProcessState, RelayHeartbeat, RelayRates, WorkerLost
 from isthmus_shared.messages.work import WorkerRef
-from isthmus_shared.metrics import Metrics
 from isthmus_shared.service import ServiceRuntime
 
 MAX_LOSSES = 1_024
@@ -34,6 +34,7 @@ class RelayService:
         self._losses: deque[WorkerLost] = deque(maxlen=MAX_LOSSES)
         self._news = asyncio.Event()
         self._observed = Observed(runtime.metrics)
+        self._host_cost = HostCost()
         self.daemon = RelayDaemon(
             runtime.config.settings(runtime.incarnation),
             log=runtime.log,
@@ -50,6 +51,7 @@ class RelayService:
                 loops = [
                     tasks.create_task(runtime.heartbeat(subjects.HEARTBEAT_RELAY, self.heartbeat), name="heartbeat"),
                     tasks.create_task(self._tell_losses(), name="losses"),
+                    tasks.create_task(runtime.watch(subjects.RELAY_RATES, RelayRates, self._take_rates), name="rates"),
                     tasks.create_task(self._observe(), name="observe"),
                     tasks.create_task(self.daemon.watch(), name="transport"),
                 ]
@@ -71,7 +73,7 @@ class RelayService:
             http_address=self._runtime.http_address,
             relay=self.daemon.ref,
             pool_bytes=stats.slots_total * stats.slot_bytes,
-            pool_free_bytes=stats.slots[SlotState.FREE] * stats.slot_bytes,
+            pool_free_bytes=stats.slots_usable * stats.slot_bytes,
             flows_out=stats.flows_out,
             flows_in=stats.flows_in,
             credits_outstanding_bytes=stats.credits_outstanding_bytes,
@@ -80,6 +82,11 @@ class RelayService:
             received_bytes=stats.received_bytes,
             clients=self.daemon.clients(),
         )
+
+    async def _take_rates(self, rates: RelayRates) -> None:
+        me = self._runtime.incarnation
+        mine = tuple((lane.receiver, lane.bytes_per_s) for lane in rates.lanes if lane.sender == me)
+        self.daemon.take(RatesSet(rates.default_bytes_per_s, mine, rates.valid_s))
 
     def _client_lost(self, worker: WorkerRef, why: str) -> None:
         self._losses.append(WorkerLost(worker=worker, why=why))
@@ -110,43 +117,12 @@ class RelayService:
 
     async def _observe(self) -> None:
         while True:
-            self._observed.take(self.daemon.stats(), self.daemon.uncredited_chunks)
+            stats = self.daemon.stats()
+            self._observed.take(stats, self.daemon.uncredited_chunks, self.daemon.take_chunk_times())
+            cost = self._host_cost.measure(process_time(), stats.credits["staging_slots"].consumed)
+            if cost is not None:
+                self.daemon.take(cost)
             await asyncio.sleep(self._runtime.config.heartbeat_interval_s)
-
-
-class Observed:
-    """The core's sums and states as metrics."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._sent_bytes = self._received_bytes = self._stale = self._uncredited = 0
-        self._granted_bytes = self._quarantines = 0
-
-    def take(self, stats: RelayStats, uncredited_chunks: int) -> None:
-        m = self._metrics
-        m.relay_pool_bytes.set(stats.slots_total * stats.slot_bytes)
-        m.relay_pool_free_bytes.set(stats.slots[SlotState.FREE] * stats.slot_bytes)
-        m.relay_slots_quarantined.set(stats.slots[SlotState.QUARANTINED])
-        m.relay_flows.labels(Side.OUT.value).set(stats.flows_out)
-        m.relay_flows.labels(Side.IN.value).set(stats.flows_in)
-        m.relay_credits_outstanding_bytes.set(stats.credits_outstanding_bytes)
-        m.relay_lanes.labels("up").set(stats.lanes)
-        m.relay_clients.set(stats.clients)
-        m.relay_sent_bytes.labels("tcp").inc(stats.sent_bytes - self._sent_bytes)
-        m.relay_received_bytes.labels("tcp").inc(stats.received_bytes - self._received_bytes)
-        m.relay_credits_granted_bytes.inc(stats.credits_granted_bytes - self._granted_bytes)
-        m.relay_quarantines.inc(stats.quarantines - self._quarantines)
-        m.relay_stale.labels("message").inc(stats.stale - self._stale)
-        m.relay_stale.labels("chunk").inc(uncredited_chunks - self._uncredited)
-        self._sent_bytes, self._received_bytes = stats.sent_bytes, stats.received_bytes
-        self._granted_bytes, self._quarantines = stats.credits_granted_bytes, stats.quarantines
-        self._stale, self._uncredited = stats.stale, uncredited_chunks
-
-    def flow_closed(self, closed: FlowClosed) -> None:
-        cause = "done" if closed.fault is None else closed.fault.code
-        self._metrics.relay_flows_ended.labels(closed.side.value, cause).inc()
-        if closed.side is Side.IN and cause == ChecksumMismatch.code:
-            self._metrics.relay_checksum_failures.inc()
 
 
 async def serve(runtime: ServiceRuntime[RelayConfig]) -> None:

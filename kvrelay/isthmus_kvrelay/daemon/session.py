@@ -119,7 +119,7 @@ class Session(asyncio.Protocol):
         if isinstance(message, control.Bye):
             self.said_bye = True
             return
-        self._host.take(self._event(message))
+        self._host.take(event_from_client(self.client, message))
 
     def _greet(self, hello: control.Hello) -> None:
         if self.worker is not None:
@@ -132,31 +132,6 @@ class Session(asyncio.Protocol):
         self.worker = hello.worker
         self._write(self._host.welcome)
         self._host.joined(self)
-
-    def _event(self, message: control.ClientMessage) -> Event:
-        client = self.client
-        match message:
-            case control.OpenSinkRequest():
-                sizes = message.total_bytes, message.manifest
-                return OpenSink(client, message.key, *sizes, message.deadline_s, message.wait_s)
-            case control.FilledNotice():
-                return ChunksFilled(client, message.key, control.unpack_indices(message.chunks))
-            case control.SealNotice():
-                return SealSink(client, message.key)
-            case control.SinkQuietNotice():
-                return SinkQuiet(client, message.key)
-            case control.OpenSourceRequest():
-                return _open_source(client, message)
-            case control.ReleaseNotice():
-                return ReleaseSource(client, message.key)
-            case control.StepNotice():
-                return StepReported(client, message.step_s, message.kv_blocks_free, message.kv_block_tokens)
-            case control.ItlNotice():
-                return ItlReported(client, message.itl_s, message.target_s)
-            case control.AbortRequest():
-                return AbortByClient(client, message.key, message.fault)
-            case _:
-                raise ProtocolViolation(f"a client does not send {message.kind!r}")
 
     def send(self, effect: ClientEffect) -> None:
         names = {"transfer_id": effect.key.transfer_id, "generation": effect.key.generation}
@@ -181,6 +156,32 @@ class Session(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self._closed_because = "it does not read what it is sent"
             self._transport.abort()
+
+
+def event_from_client(client: ClientId, message: control.ClientMessage) -> Event:
+    """Raises `ProtocolViolation` for what a client does not send, or not now."""
+    match message:
+        case control.OpenSinkRequest():
+            sizes = message.total_bytes, message.manifest
+            return OpenSink(client, message.key, *sizes, message.deadline_s, message.wait_s)
+        case control.FilledNotice():
+            return ChunksFilled(client, message.key, control.unpack_indices(message.chunks))
+        case control.SealNotice():
+            return SealSink(client, message.key)
+        case control.SinkQuietNotice():
+            return SinkQuiet(client, message.key)
+        case control.OpenSourceRequest():
+            return _open_source(client, message)
+        case control.ReleaseNotice():
+            return ReleaseSource(client, message.key)
+        case control.StepNotice():
+            return StepReported(client, message.step_s, message.kv_blocks_free, message.kv_block_tokens)
+        case control.ItlNotice():
+            return ItlReported(client, message.itl_s, message.target_s)
+        case control.AbortRequest():
+            return AbortByClient(client, message.key, message.fault)
+        case _:
+            raise ProtocolViolation(f"a client does not send {message.kind!r}")
 
 
 def _open_source(client: ClientId, message: control.OpenSourceRequest) -> OpenSource:

@@ -1,1 +1,1 @@
-"""How chunks travel between relays: one port, tcp and shm behind it."""
+"""How chunks travel between relays: one port; tcp, verbs and shm behind it."""

@@ -50,6 +50,12 @@ def make_transport(
     only_verbs = settings.kind is TransportKind.VERBS
     must = only_verbs or bool(settings.verbs.devices)
     try:
+        if settings.tcp.tls is not None:
+            raise ConfigInvalid(
+                "TLS is set, and what adapters write over RDMA cannot be encrypted by the relay",
+                todo="unset ISTHMUS_RELAY_TLS_*, or set ISTHMUS_RELAY_TRANSPORT=tcp",
+                param="transport",
+            )
         binding = settings.load()
         verbs = dataclasses.replace(settings.verbs, devices=settings.verbs.devices or _all_devices(binding))
     except ConfigInvalid as error:
@@ -110,6 +116,10 @@ class MixedTransport:
     @property
     def uncredited_chunks(self) -> int:
         return self._tcp.uncredited_chunks + self._verbs.uncredited_chunks
+
+    @property
+    def rail_failures(self) -> dict[str, int]:
+        return self._verbs.rail_failures
 
     async def start(self) -> str:
         try:

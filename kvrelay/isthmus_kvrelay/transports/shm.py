@@ -29,8 +29,10 @@ class SharedPool:
         self._view = memoryview(self._map)
 
     @classmethod
-    def create(cls, *, pool_bytes: int, slot_bytes: int) -> SharedPool:
-        fd = os.memfd_create("isthmus-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    def create(cls, *, pool_bytes: int, slot_bytes: int, huge_pages: bool = False) -> SharedPool:
+        """With `huge_pages`, `OSError` unless the host has that many reserved."""
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | (os.MFD_HUGETLB if huge_pages else 0)
+        fd = os.memfd_create("isthmus-staging", flags)
         try:
             os.ftruncate(fd, pool_bytes)
             fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)

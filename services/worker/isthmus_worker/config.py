@@ -81,4 +81,7 @@ class WorkerConfig(EngineSettings):
     staging_wait_s: float = Field(
         default=3.0, gt=0, le=60, description="Longest wait for staging room; below the ingress' 5 s for a submit"
     )
+    itl_target_s: float = Field(
+        default=0.0, ge=0, le=60, description="Inter-token latency above which KV sent here is slowed down; 0: never"
+    )
     drain_s: float = Field(default=15.0, ge=0, le=3600, description="From SIGTERM until running sequences are ended")

@@ -24,6 +24,7 @@ from isthmus_shared.runtime import ServiceRuntime
 from isthmus_worker.attachment import Attachment
 from isthmus_worker.config import WorkerConfig
 from isthmus_worker.outbox import Addressed, by_subject, encoded
+from isthmus_worker.pace import Pace
 from isthmus_worker.ports import RelayConnect
 from isthmus_worker.roles import RoleHandlers
 from isthmus_worker.sender import EventSender
@@ -53,6 +54,7 @@ class WorkerHost:
         self._form = ""
         self._attached: dict[Role, list[asyncio.Task[None]]] = {}
         self._attachment = Attachment(connect, runtime.log)
+        self._pace = Pace(engine, self._attachment, itl_target_s=config.itl_target_s)
         self._sender = EventSender(runtime.bus, runtime.log)
         self.worker = WorkerRef(worker_id=config.id, incarnation=runtime.incarnation, node_id=config.node_id)
         self.sessions = Sessions(
@@ -158,6 +160,8 @@ class WorkerHost:
             metrics.engine_tokens.labels("prefill").inc(report.prefill_tokens)
             metrics.engine_tokens.labels("decode").inc(report.decode_sequences)
             await self.sessions.take_report(report)
+            if self._info is not None:
+                self._pace.step(report, self._info, now_s=asyncio.get_running_loop().time())
         await self.sessions.fail(self.sessions.requests.everything(), ENGINE_FAILED)
         await self._flush()
         raise EngineFailed("the engine has stopped stepping", why="see its log", todo="restart the worker")
@@ -225,6 +229,7 @@ class WorkerHost:
         )
 
     def _load(self, info: EngineInfo) -> WorkerLoad:
+        self._pace.room(info)
         load, metrics = self._engine.load(), self._runtime.metrics
         metrics.engine_kv_blocks.set(info.kv_blocks_total)
         metrics.engine_kv_blocks_free.set(load.kv_blocks_free)

@@ -34,6 +34,14 @@ class RelayLink(Protocol):
         """Ends a transfer of ours, sealed or not. Unknown: ignored."""
         ...
 
+    def report_step(self, *, step_s: float, kv_blocks_free: int, kv_block_tokens: int) -> None:
+        """What the engine can take now; after each step that decodes, and at times in between."""
+        ...
+
+    def report_itl(self, itl_ms: float, target_ms: float) -> None:
+        """Measured inter-token latency against the target: senders slow down above it."""
+        ...
+
     async def close(self) -> None: ...
 
 

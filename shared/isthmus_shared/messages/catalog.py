@@ -146,6 +146,14 @@ CHANNELS: tuple[Channel, ...] = (
         "A worker is gone: its relay saw the socket close, or it said goodbye",
     ),
     Channel(
+        "relay_rates",
+        subjects.RELAY_RATES,
+        health.RelayRates,
+        ("planner",),
+        ("kvrelay",),
+        "How fast relays may send to each other",
+    ),
+    Channel(
         "api_chat",
         subjects.API_CHAT,
         None,

@@ -83,6 +83,26 @@ class RelayHeartbeat(_Heartbeat):
     clients: tuple[WorkerRef, ...] = ()
 
 
+class LaneRate(Part):
+    """Ceiling for what one relay's life sends to another's."""
+
+    sender: Incarnation
+    receiver: Incarnation
+    bytes_per_s: float = Field(gt=0)
+
+
+class RelayRates(WireMessage):
+    """The planner's ceilings. Each message replaces the one before as a whole; a relay's own setting still holds."""
+
+    KIND: ClassVar[str] = "relay_rates"
+
+    lanes: tuple[LaneRate, ...] = ()
+    default_bytes_per_s: float | None = Field(default=None, gt=0)
+    """For lanes that are not named; None: only the relay's own setting."""
+    valid_s: float = Field(gt=0, le=3600)
+    """After so long without another, the relay's own setting holds again: the planner may die."""
+
+
 class IngressHeartbeat(_Heartbeat):
     KIND: ClassVar[str] = "ingress_heartbeat"
 

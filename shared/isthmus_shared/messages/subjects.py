@@ -18,6 +18,8 @@ HEARTBEAT_INGRESS = f"{ROOT}.heartbeat.ingress"
 HEARTBEAT_PLANNER = f"{ROOT}.heartbeat.planner"
 WORKER_LOST = f"{ROOT}.event.worker_lost"
 """WorkerLost, published by the relay whose client vanished (or by a worker that leaves)."""
+RELAY_RATES = f"{ROOT}.relay.rates"
+"""RelayRates, from the planner to every relay; each takes what is about its own lanes."""
 
 API_CHAT = f"{ROOT}.api.chat.completions"
 API_COMPLETIONS = f"{ROOT}.api.completions"

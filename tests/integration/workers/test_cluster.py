@@ -96,6 +96,12 @@ class Link:
     async def abort(self, transfer_id: TransferId, generation: Generation, fault: Fault) -> None:
         self.aborted.append((transfer_id, generation))
 
+    def report_step(self, *, step_s: float, kv_blocks_free: int, kv_block_tokens: int) -> None:
+        """Nothing here paces."""
+
+    def report_itl(self, itl_ms: float, target_ms: float) -> None:
+        """Nothing here paces."""
+
     async def close(self) -> None:
         self.lost.set()
 

@@ -39,6 +39,8 @@ class StormSize:
     nodes: int = 16
     flows: int = 60
     total_slots: int = 48
+    at_once: bool = False
+    """All flows are offered at the start."""
     calm: bool = False
     """Nothing goes wrong: then every flow must arrive."""
 
@@ -106,7 +108,7 @@ class Storm:
 
     def run(self) -> StormReport:
         world = self.world
-        self._offer(len(self.untold) // 2)
+        self._offer(len(self.untold) // (1 if self.size.at_once else 2))
         idle = 0
         while idle < IDLE_END:
             self._offer(self.random.randrange(3))
@@ -116,6 +118,8 @@ class Storm:
             idle = 0 if moved or self.untold else idle + 1
             if idle % IDLE_STEP == IDLE_STEP - 1:
                 self._let_time_pass()
+        if self.size.calm:
+            self._finish()
         self._count()
         if self.size.calm:
             arrived = {key for node in world.nodes.values() for key, _ in node.delivered}
@@ -302,6 +306,15 @@ class Storm:
         if by_s < MAX_LEAP_S:
             self.world.advance(by_s + 1e-6)
 
+    def _finish(self) -> None:
+        """What chance has not picked yet: everything moves until only far deadlines are left."""
+        before_s = -1.0
+        while before_s != self.world.now_s:
+            before_s = self.world.now_s
+            while self.world.settle_step():
+                pass
+            self._let_time_pass()
+
     def _some_node(self) -> Node:
         return self.random.choice(list(self.world.nodes.values()))
 
@@ -334,9 +347,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--flows", type=int, default=60)
     parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--slots", type=int, default=48, help="of each relay's pool")
+    parser.add_argument("--at-once", action="store_true", help="all flows are offered at the start")
     parser.add_argument("--calm", action="store_true", help="nothing goes wrong, and every flow must arrive")
     args = parser.parse_args(argv)
-    size = StormSize(nodes=args.nodes, flows=args.flows, calm=args.calm)
+    size = StormSize(nodes=args.nodes, flows=args.flows, total_slots=args.slots, calm=args.calm, at_once=args.at_once)
     began_s, total = time.monotonic(), StormReport(0)
     for seed in range(args.first, args.first + args.seeds):
         report = run_storm(seed, size)

@@ -77,6 +77,8 @@ class ToldLink:
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     transfers: dict[TransferId, MemoryKvTransfer] = field(default_factory=dict)
     aborted: list[tuple[TransferId, Generation, str]] = field(default_factory=list)
+    steps: list[tuple[float, int, int]] = field(default_factory=list)
+    itls: list[tuple[float, float]] = field(default_factory=list)
     closed: bool = False
 
     def __post_init__(self) -> None:
@@ -98,6 +100,12 @@ class ToldLink:
 
     async def abort(self, transfer_id: TransferId, generation: Generation, fault: Fault) -> None:
         self.aborted.append((transfer_id, generation, fault.code))
+
+    def report_step(self, *, step_s: float, kv_blocks_free: int, kv_block_tokens: int) -> None:
+        self.steps.append((step_s, kv_blocks_free, kv_block_tokens))
+
+    def report_itl(self, itl_ms: float, target_ms: float) -> None:
+        self.itls.append((itl_ms, target_ms))
 
     async def close(self) -> None:
         self.closed = True

@@ -24,6 +24,7 @@ def test_each_status_is_a_typed_error_that_names_device_and_status(
     fault = fault_of("mlx5_0", status)
     error = fault.to_error()
     assert fault.of_path is of_path
+    assert fault.cause == status.name.lower()
     assert type(error) is kind
     assert "mlx5_0" in error.text
     assert status.name in error.text

@@ -49,6 +49,11 @@ class RailFault:
     def of_path(self) -> bool:
         return self.status is None or self.status in OF_THE_PATH
 
+    @property
+    def cause(self) -> str:
+        """For counters: one for each."""
+        return self.status.name.lower() if self.status is not None else "refused"
+
     def to_error(self) -> IsthmusError:
         """What the lane's flows are told when this fault has ended it."""
         todo = _TODO.get(self.status, "") if self.status is not None else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -44,6 +45,8 @@ class RailMaker:
     health: RailHealth
     depths: Depths
     path: PathSettings
+    failures: Counter[str] = field(default_factory=Counter)
+    """Rails that failed, by the status of the request that told (or "refused": a call, or the peer's word)."""
     joining: set[asyncio.Future[None]] = field(default_factory=set)
     """Threads that use a queue pair; the devices must outlive them."""
 
@@ -107,6 +110,7 @@ class Rails:
 
     def _quarantine(self, index: int, fault: RailFault) -> None:
         self._last_fault = fault.to_error()
+        self._maker.failures[fault.cause] += 1
         device = self._maker.adapters[index].name
         wait_s = self._maker.health.failed(device, self._peer, now_s=self._loop.time())
         self._log.warning("rail.quarantined", rail=index, device=device, why=fault.why, for_s=wait_s)
@@ -189,6 +193,7 @@ class Rails:
             return
         self._log.warning("rail.failed", rail=rail.index, device=rail.name, why=fault.why)
         if not fault.of_path:
+            self._maker.failures[fault.cause] += 1
             self._host.rails_gone(fault.to_error())
             return
         self._down(rail, fault)

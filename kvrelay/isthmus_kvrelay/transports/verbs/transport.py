@@ -40,7 +40,7 @@ from isthmus_shared.errors import IsthmusError, PartyLost
 from isthmus_shared.ids import Incarnation
 
 DEPTHS = Depths(send=130, receive=64)
-"""Of a queue pair: 64 chunks each way (16 MiB at the default slot size: 40 Gb/s over 3 ms), and two writes to spare.
+"""Of a queue pair: 64 chunks each way (64 MiB at the default slot size: 400 Gb/s over 1.3 ms), and two writes to spare.
 Adapters grant at least 128 of each; most grant thousands."""
 
 
@@ -95,6 +95,11 @@ class VerbsTransport:
     def uncredited_chunks(self) -> int:
         """Chunks that came without credit (late, stale or forged) and were dropped."""
         return self._uncredited
+
+    @property
+    def rail_failures(self) -> dict[str, int]:
+        """Since the start, by cause: `retry_exc_err`, `rnr_retry_exc_err`, `rem_access_err`, … or `refused`."""
+        return dict(self._maker.failures) if self._maker is not None else {}
 
     # --- life
 
