@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from isthmus_kvrelay.bench.children import Child
 from isthmus_kvrelay.bench.contenders import RelayContender
@@ -20,11 +21,30 @@ MIN_STEPS = 200
 """Bursts are repeated until so many steps were seen under them: an unpaced one is over within a dozen."""
 MAX_BURSTS = 40
 
-VARIANTS: dict[str, dict[str, str]] = {
-    "unpaced": {},
-    "paced": {"ISTHMUS_RELAY_RATE_BYTES_PER_S": str(PACED_RATE)},
+HOST_US_PER_STEP = 300.0
+"""Of a step of 6.5 ms: what receiving may cost."""
+OFF: dict[str, Any] = {"work_requests": None, "kv_block_credit": False, "host_us_per_step": 0.0, "feedback": False}
+ON: dict[str, Any] = {"work_requests": 32, "kv_block_credit": True, "host_us_per_step": HOST_US_PER_STEP}
+RATE = {"ISTHMUS_RELAY_RATE_BYTES_PER_S": str(PACED_RATE)}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    settings: dict[str, str]
+    core: dict[str, Any]
+
+
+VARIANTS: dict[str, Variant] = {
+    "unpaced, staging bytes only": Variant({}, OFF),
+    "paced by the planner's rate": Variant(RATE, OFF),
+    "paced by decode's own latency": Variant({}, {**OFF, "feedback": True}),
+    "all credits, no pacing": Variant({}, {**ON, "feedback": False}),
+    "… without host time": Variant({}, {**ON, "feedback": False, "host_us_per_step": 0.0}),
+    "… without work requests": Variant({}, {**ON, "feedback": False, "work_requests": None}),
+    "… without KV blocks": Variant({}, {**ON, "feedback": False, "kv_block_credit": False}),
+    "all credits and both paces": Variant(RATE, {**ON, "feedback": True}),
 }
-"""Settings of both relays."""
+"""Settings of both relays. Staging bytes cannot be taken away: without them there is nowhere to land."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +65,8 @@ class Burst:
         return self.burst_p99_s / self.quiet_p99_s - 1
 
 
-def measure_burst(folder: Path, settings: Mapping[str, str]) -> Burst:
-    relays = RelayContender(folder, settings=dict(settings))
+def measure_burst(folder: Path, variant: Variant) -> Burst:
+    relays = RelayContender(folder, settings=variant.settings, core=variant.core)
     try:
         decode = Child("isthmus_kvrelay.bench.decode_process", "--socket", str(relays.target_socket))
         try:
@@ -75,10 +95,10 @@ def _run(relays: RelayContender, decode: Child) -> Burst:
 
 def measure_bursts(folder: Path, *, say: Callable[[str], None]) -> dict[str, Burst]:
     found = {}
-    for number, (name, settings) in enumerate(VARIANTS.items()):
+    for number, (name, variant) in enumerate(VARIANTS.items()):
         place = folder / f"burst-{number}"
         place.mkdir()
-        found[name] = measure_burst(place, settings)
+        found[name] = measure_burst(place, variant)
         each = found[name]
         say(
             f"burst {name}: ITL p99 {each.quiet_p99_s * 1e3:.2f} → {each.burst_p99_s * 1e3:.2f} ms, {each.took_s:.2f} s"

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from isthmus_kvrelay.bench.children import Child, Message
 from isthmus_kvrelay.bench.workloads import MIB, Workload
@@ -52,7 +52,9 @@ class RelayContender:
         copies: bool = False,
         same_node: bool = False,
         settings: dict[str, str] | None = None,
+        core: dict[str, Any] | None = None,
     ) -> None:
+        """`settings`: `ISTHMUS_RELAY_*`. `core`: fields of the core's settings, to take single credits away."""
         self._copies = copies
         self.reserve_s: list[float] = []
         """Of every transfer so far: from asking for staging until it was there."""
@@ -69,7 +71,7 @@ class RelayContender:
                     "ISTHMUS_RELAY_POOL_BYTES": str(RELAY_POOL_BYTES),
                     **(settings or {}),
                 }
-                options = () if checksums else ("--no-checksums",)
+                options = ["--core", json.dumps(core or {}), *([] if checksums else ["--no-checksums"])]
                 self._start(stack, "isthmus_kvrelay.bench.relay_process", *options, environ=environ)
             self.target_socket = folder / f"{nodes[-1]}.sock"
             ends = ("--producer", str(folder / "a.sock"), "--consumer", str(self.target_socket))

@@ -29,6 +29,10 @@ OUTPUT_TOKENS = 30_000
 """More than any measurement sees."""
 KV_BLOCKS = 100_000
 """Room for every resident sequence to its end."""
+KV_BLOCK_TOKENS = 16
+"""Of the engine's default layout."""
+ITL_TARGET_MS = 10.0
+"""A step alone takes 6.5 ms."""
 DEADLINE_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 
@@ -45,7 +49,14 @@ class Decode:
                 now_s = time.perf_counter()
                 if last_s is not None:
                     self._gaps_s.append(now_s - last_s)
+                    self._tell(now_s - last_s)
                 last_s = now_s
+
+    def _tell(self, gap_s: float) -> None:
+        """What a decode worker tells its relay after each step: credit and feedback follow from it."""
+        free = self._engine.load().kv_blocks_free
+        self._client.report_step(step_s=gap_s, kv_blocks_free=free, kv_block_tokens=KV_BLOCK_TOKENS)
+        self._client.report_itl(gap_s * 1e3, ITL_TARGET_MS)
 
     async def quiet(self, seconds: float) -> Message:
         self._gaps_s.clear()

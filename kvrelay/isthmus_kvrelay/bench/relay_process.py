@@ -49,9 +49,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--no-checksums", action="store_true")
+    parser.add_argument("--core", default="{}", help="fields of the core's settings over the environment's, as JSON")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     settings = RelayConfig.load(os.environ).settings(new_incarnation())
+    core = dataclasses.replace(settings.relay, **json.loads(arguments.core))
+    settings = dataclasses.replace(settings, relay=core)
     if arguments.no_checksums:
         tcp = dataclasses.replace(settings.transport.tcp, checksums=False)
         settings = dataclasses.replace(settings, transport=dataclasses.replace(settings.transport, tcp=tcp))

@@ -126,7 +126,14 @@ def pieces(offset_bytes: int, size_bytes: int, chunk_bytes: int) -> list[tuple[i
 def map_range(
     pool: SharedPool, slots: Sequence[int], chunk_bytes: int, total_bytes: int, offset_bytes: int, size_bytes: int
 ) -> list[memoryview]:
+    """One view for each run of slots that lie side by side: few and large ones, however many chunks there are."""
     check_range(offset_bytes, size_bytes, total_bytes)
-    return [
-        pool.view(slots[chunk], start, size) for chunk, start, size in pieces(offset_bytes, size_bytes, chunk_bytes)
-    ]
+    runs: list[tuple[int, int, int]] = []
+    for chunk, start, size in pieces(offset_bytes, size_bytes, chunk_bytes):
+        if runs:
+            slot, first, done = runs[-1]
+            if (slot * pool.slot_bytes + first + done) == slots[chunk] * pool.slot_bytes + start:
+                runs[-1] = (slot, first, done + size)
+                continue
+        runs.append((slots[chunk], start, size))
+    return [pool.span(*run) for run in runs]

@@ -58,6 +58,12 @@ class SharedPool:
         first = slot * self.slot_bytes + start_bytes
         return self._view[first : first + size_bytes]
 
+    def span(self, slot: int, start_bytes: int, size_bytes: int) -> memoryview:
+        """Writable bytes from within a slot on, into those after it."""
+        first = slot * self.slot_bytes + start_bytes
+        assert 0 <= first <= first + size_bytes <= len(self._view)
+        return self._view[first : first + size_bytes]
+
     def close(self) -> None:
         """Give up the descriptor. The mapping goes when the last view of it does. Idempotent."""
         if self._fd >= 0:

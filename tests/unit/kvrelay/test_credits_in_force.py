@@ -227,3 +227,16 @@ def test_those_who_send_to_a_slow_consumer_are_told_and_nobody_else() -> None:
     assert told == ev.SendFeedback(LANE, 0.03, 0.02)
     assert tell(ev.ItlReported(ME, 0.03, 0.02)) == [], "not twice within a moment"
     assert tell(ev.ItlReported(OTHER, 0.03, 0.02)) == []
+
+
+def test_a_late_word_of_an_earlier_attempt_is_refused_on_the_same_lane_too() -> None:
+    tell = Told()
+    sealed(tell, "t", 2)
+    key = flow("t", 1)
+    tell(ev.PullReceived(LANE, key, 1))
+    tell(ev.PullReceived(LANE, key, 2))
+    before = tell.core.stats().stale
+    assert tell(ev.CreditReceived(LANE, key, 1, (Grant(0, SlotUse(0, 1)),))) == []
+    assert tell(ev.AbortReceived(LANE, key, 1, LOST)) == []
+    assert tell.core.stats().stale == before + 2
+    assert [type(e) for e in tell(ev.CreditReceived(LANE, key, 2, (Grant(0, SlotUse(0, 1)),)))] == [ev.SendChunk]
