@@ -1,5 +1,5 @@
 """The main job: prefill on one worker, decode on another whose KV layout differs, and the answer is an aggregated
-engine's to the token. Over TCP between two nodes, in both directions of the layouts, and over one node's memory."""
+engine's to the token. Over TCP between two nodes and over one node's memory, in both directions of the layouts."""
 
 from __future__ import annotations
 
@@ -54,17 +54,18 @@ def expected(tiny_model: Path) -> Expected:
     return dict(zip(cases, asyncio.run(aggregated(tiny_model, cases)), strict=True))
 
 
-@pytest.fixture(scope="module", params=["tcp", "tcp-mirrored", "shm"])
+@pytest.fixture(scope="module", params=["tcp", "tcp-mirrored", "shm", "shm-mirrored"])
 def crossing(
     request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp(request.param)
     arguments = ["--model", str(tiny_model)]
-    if request.param == "tcp-mirrored":
+    way: str = request.param
+    if way.endswith("mirrored"):
         file = folder / "mirrored.yaml"
         file.write_text(MIRRORED, encoding="utf-8")
         arguments = [str(file), *arguments]
-    elif request.param == "shm":
+    if way.startswith("shm"):
         arguments.append("--same-node")
     with local_cluster(arguments, folder / "state") as cluster:
         yield cluster
