@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from isthmus_cli import status as status_view
 from isthmus_cli.checks import all_checks
@@ -50,7 +51,7 @@ def command(
     if as_json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
     else:
-        _show(Console(), findings)
+        show(Console(), findings)
     if any(finding.grade is Grade.ERROR for finding in findings):
         raise typer.Exit(Exit.FAILED)
 
@@ -65,9 +66,10 @@ async def _check_cluster(cluster: ClusterState, sockets: dict[str, Path]) -> lis
     return findings + await check_reachable(view, but=set(sockets))
 
 
-def _show(console: Console, findings: Sequence[Finding]) -> None:
+def show(console: Console, findings: Sequence[Finding]) -> None:
     for finding in findings:
-        console.print(f"{MARKS[finding.grade]:18} {finding.check}: {finding.what}", highlight=False, soft_wrap=True)
+        text = escape(f"{finding.check}: {finding.what}")  # "isthmus[rdma]" is no markup
+        console.print(f"{MARKS[finding.grade]:18} {text}", highlight=False, soft_wrap=True)
         if finding.mend and finding.grade is not Grade.OK:
             console.print(f"        mend: {finding.mend}", highlight=False, markup=False, soft_wrap=True)
 

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import socket
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from isthmus_cli import checks
+from isthmus_cli.doctor import show
 from isthmus_cli.main import app
-from isthmus_kvrelay.transports.verbs.doctor import Grade
+from isthmus_kvrelay.transports.verbs.doctor import Finding, Grade
 from isthmus_shared.errors import ConfigInvalid
 
 
@@ -82,3 +85,9 @@ def test_the_command_says_it_in_json_and_by_its_exit_code(tmp_path: Path, pool_b
     assert answer.exit_code == code
     assert grades["pool"] == ("error" if code else "ok")
     assert "pair" in grades
+
+
+def test_what_mends_a_finding_is_printed_to_the_letter() -> None:
+    page = io.StringIO()
+    show(Console(file=page, width=200), [Finding("rdma", Grade.OK, "pip install 'isthmus[rdma]'", "")])
+    assert "pip install 'isthmus[rdma]'" in page.getvalue()
