@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from isthmus_cli.state import ClusterState, StateDir
 from isthmus_shared.bus.nats import NatsBus
 from isthmus_shared.errors import DeadlineExceeded, Unavailable
 from isthmus_shared.messages import subjects
+from isthmus_shared.messages.base import unpack_map
 from isthmus_shared.messages.health import ClusterView, ProcessState
 
 START_S = 120.0
@@ -85,19 +87,27 @@ class LocalCluster:
             return await cluster_view(bus)
 
     async def until_idle(self) -> ClusterView:
-        """Until everyone is ready, and staging, credits, flows, sequences and KV blocks are as at the start."""
+        """Until everyone is ready, and staging, credits, flows, sequences and KV blocks are as at the start.
+
+        Only what was told since this call counts: a beat from before the last request would look idle as well. Of two
+        beats heard here, the planner knows the first at least.
+        """
         expected = {process.name for process in self.state.processes}
         problems: list[str] = []
+        heard: Counter[str] = Counter()
         bus = await NatsBus.connect(self.bus_url, name="test")
         try:
             async with bus, asyncio.timeout(SETTLE_S), bus.subscribe(ANY_HEARTBEAT) as beats:
-                async for _ in beats:  # each may have changed what the planner knows
+                async for beat in beats:  # each may have changed what the planner knows
+                    heard[unpack_map(beat.data, what="heartbeat")["incarnation"]] += 1
                     try:
                         view = await cluster_view(bus)
                     except (Unavailable, DeadlineExceeded) as error:
                         problems = [f"the planner: {error.text}"]
                         continue
                     problems = unsettled(view, expected)
+                    beats_of = (*view.workers, *view.relays, *view.ingresses)
+                    problems += [f"{b.incarnation} was not heard twice" for b in beats_of if heard[b.incarnation] < 2]
                     if not problems:
                         return view
         except TimeoutError:
