@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from isthmus_shared.engines.port import EngineRequest
 from isthmus_shared.errors import Cancelled, Fault, StaleParty
 from isthmus_shared.kv.negotiate import require_exchangeable
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.subjects import worker_decode, worker_start
-from isthmus_shared.messages.work import Ack, KvTicket, StartDecode, SubmitDecode, SubmitReply
+from isthmus_shared.messages.work import KvTicket, StartDecode, SubmitDecode, SubmitReply
 from isthmus_worker.requests import Phase, Record
-from isthmus_worker.roles import Served, Serving
+from isthmus_worker.roles import Served, Serving, refuse_ack, refuse_submit
 from isthmus_worker.sessions import Sessions
 
 NOT_SUBMITTED = Fault(code=Cancelled.code, what="the decode was not accepted by the engine")
@@ -26,8 +25,8 @@ class DecodeRole:
 
         worker = sessions.worker.worker_id
         return (
-            Serving(worker_decode(worker), SubmitDecode, submit, refuse),
-            Serving(worker_start(worker), StartDecode, sessions.start_decode, refuse_start),
+            Serving(worker_decode(worker), SubmitDecode, submit, refuse_submit),
+            Serving(worker_start(worker), StartDecode, sessions.start_decode, refuse_ack),
         )
 
     async def submit(self, sessions: Sessions, message: SubmitDecode) -> SubmitReply:
@@ -47,16 +46,7 @@ class DecodeRole:
             if ticket is not None:
                 await self._open(sessions, record, ticket, message)
                 sessions.wanted(record)
-            sessions.engine.submit(
-                EngineRequest(
-                    request_id=record.engine_id,
-                    token_ids=message.token_ids,
-                    sampling=message.sampling,
-                    output_offset=message.output_offset,
-                    kv_load=record.source,
-                )
-            )
-            sessions.in_engine(record)
+            sessions.to_engine(record, message)
         finally:
             if record.phase is Phase.OPENING:
                 sessions.not_in_engine(record, NOT_SUBMITTED)
@@ -72,11 +62,3 @@ class DecodeRole:
         require_exchangeable(sessions.engine.manifest(len(message.token_ids)), ticket.manifest)
         link = sessions.attachment.require()
         record.source = await link.open_source(ticket, deadline_s=message.transfer_deadline_s)
-
-
-def refuse(fault: Fault) -> SubmitReply:
-    return SubmitReply(fault=fault)
-
-
-def refuse_start(fault: Fault) -> Ack:
-    return Ack(fault=fault)

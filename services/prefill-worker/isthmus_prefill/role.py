@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from isthmus_shared.engines.port import EngineRequest
 from isthmus_shared.errors import Cancelled, Fault
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.subjects import worker_prefill
 from isthmus_shared.messages.work import KvTicket, SubmitPrefill, SubmitReply
 from isthmus_worker.requests import Phase, Record
-from isthmus_worker.roles import Served, Serving
+from isthmus_worker.roles import Served, Serving, refuse_submit
 from isthmus_worker.sessions import Sessions
 
 NOT_SUBMITTED = Fault(code=Cancelled.code, what="the prefill was not accepted by the engine")
@@ -26,7 +25,7 @@ class PrefillRole:
         async def handle(message: SubmitPrefill) -> SubmitReply:
             return await self.submit(sessions, message)
 
-        return (Serving(worker_prefill(sessions.worker.worker_id), SubmitPrefill, handle, refuse),)
+        return (Serving(worker_prefill(sessions.worker.worker_id), SubmitPrefill, handle, refuse_submit),)
 
     async def submit(self, sessions: Sessions, message: SubmitPrefill) -> SubmitReply:
         """Room in staging first, then the engine: a prefill that has begun can always write.
@@ -55,16 +54,7 @@ class PrefillRole:
                 wait_s=min(self._staging_wait_s, message.deadline_s),
             )
             sessions.wanted(record)
-            sessions.engine.submit(
-                EngineRequest(
-                    request_id=record.engine_id,
-                    token_ids=message.token_ids,
-                    sampling=message.sampling,
-                    output_offset=message.output_offset,
-                    kv_save=record.sink,
-                )
-            )
-            sessions.in_engine(record)
+            sessions.to_engine(record, message)
         finally:
             if record.phase is Phase.OPENING:
                 sessions.not_in_engine(record, NOT_SUBMITTED)
@@ -73,7 +63,3 @@ class PrefillRole:
                 transfer_id=message.transfer_id, generation=message.generation, source=link.relay, manifest=manifest
             )
         )
-
-
-def refuse(fault: Fault) -> SubmitReply:
-    return SubmitReply(fault=fault)

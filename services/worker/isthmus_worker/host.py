@@ -19,14 +19,14 @@ from isthmus_shared.messages.health import (
     WorkerLoad,
     WorkerLost,
 )
-from isthmus_shared.messages.work import Ack, Cancel, SequenceEvent, WorkerRef
+from isthmus_shared.messages.work import Cancel, SequenceEvent, WorkerRef
 from isthmus_shared.runtime import ServiceRuntime
 from isthmus_worker.attachment import Attachment
 from isthmus_worker.config import WorkerConfig
 from isthmus_worker.outbox import Addressed, by_subject, encoded
 from isthmus_worker.pace import Pace
 from isthmus_worker.ports import RelayConnect
-from isthmus_worker.roles import RoleHandlers
+from isthmus_worker.roles import RoleHandlers, refuse_ack
 from isthmus_worker.sender import EventSender
 from isthmus_worker.sessions import Sessions
 from isthmus_worker.watch import SWEEP_S, enforce_deadlines, ingress_beat, sweep_ingresses
@@ -121,7 +121,7 @@ class WorkerHost:
 
         return [
             rt.heartbeat(subjects.HEARTBEAT_WORKER, self.beat),
-            rt.serve(subjects.worker_cancel(self.worker.worker_id), Cancel, self.sessions.cancel, on_error=_refuse),
+            rt.serve(subjects.worker_cancel(self.worker.worker_id), Cancel, self.sessions.cancel, on_error=refuse_ack),
             rt.watch(subjects.HEARTBEAT_INGRESS, IngressHeartbeat, on_ingress),
             self._sender.run(),
             self._attachment.run(self._beat_now, self.sessions.relay_lost),
@@ -245,10 +245,6 @@ class WorkerHost:
             decode_step_s=load.decode_step_s,
             prefill_tokens_per_s=load.prefill_tokens_per_s,
         )
-
-
-def _refuse(fault: Fault) -> Ack:
-    return Ack(fault=fault)
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from isthmus_shared.errors import Fault
 from isthmus_shared.messages.base import WireMessage
 from isthmus_shared.messages.health import Role
+from isthmus_shared.messages.work import Ack, SubmitReply
 from isthmus_worker.sessions import Sessions
 
 RequestT = TypeVar("RequestT", bound=WireMessage)
@@ -26,6 +27,14 @@ class Serving(Generic[RequestT]):
 
 
 Served = Serving[Any]
+
+
+def refuse_submit(fault: Fault) -> SubmitReply:
+    return SubmitReply(fault=fault)
+
+
+def refuse_ack(fault: Fault) -> Ack:
+    return Ack(fault=fault)
 
 
 class RoleHandlers(Protocol):

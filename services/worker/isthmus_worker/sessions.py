@@ -13,10 +13,19 @@ from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
 
-from isthmus_shared.engines.port import Engine, SequenceOutput, StepReport
+from isthmus_shared.engines.port import Engine, EngineRequest, SequenceOutput, StepReport
 from isthmus_shared.errors import Cancelled, DeadlineExceeded, Draining, Fault, IsthmusError, StaleParty
 from isthmus_shared.ids import Generation, Incarnation, RequestId, TransferId
-from isthmus_shared.messages.work import Ack, Cancel, FinishReason, SequenceEvent, StartDecode, WorkerRef
+from isthmus_shared.messages.work import (
+    Ack,
+    Cancel,
+    FinishReason,
+    SequenceEvent,
+    StartDecode,
+    SubmitDecode,
+    SubmitPrefill,
+    WorkerRef,
+)
 from isthmus_shared.metrics import Metrics
 from isthmus_worker.attachment import Attachment
 from isthmus_worker.liveness import IngressLife
@@ -93,8 +102,18 @@ class Sessions:
         if replaced is not None:
             await self._free(replaced, REPLACED)
 
-    def in_engine(self, record: Record) -> None:
-        """The engine has taken the request, and with it the sink or source."""
+    def to_engine(self, record: Record, message: SubmitPrefill | SubmitDecode) -> None:
+        """The engine takes the request, and with it the sink or source; or it raises what it refuses."""
+        self.engine.submit(
+            EngineRequest(
+                request_id=record.engine_id,
+                token_ids=message.token_ids,
+                sampling=message.sampling,
+                output_offset=message.output_offset,
+                kv_save=record.sink,
+                kv_load=record.source,
+            )
+        )
         record.phase = Phase.ACTIVE
         if record.first_token_id is not None:
             self.engine.start_decode(record.engine_id, record.first_token_id)
