@@ -85,7 +85,6 @@ class Metrics:
         self.engine_sequences = self._gauge("engine_sequences", "Sequences held", "state")
         self.engine_kv_blocks = self._gauge("engine_kv_blocks", "KV blocks of this engine")
         self.engine_kv_blocks_free = self._gauge("engine_kv_blocks_free", "KV blocks free")
-        self.worker_submits = self._counter("worker_submits_total", "Work offered", "phase", "outcome")
         self.worker_finishes = self._counter("worker_finishes_total", "Sequences ended", "phase", "reason")
         self.worker_kv_out_bytes = self._counter("worker_kv_out_bytes_total", "KV staged for others")
         self.worker_kv_in_bytes = self._counter("worker_kv_in_bytes_total", "KV loaded from others")
