@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import dataclasses
 import random
@@ -200,7 +201,7 @@ class FencedRole:
         return Serving(each.subject, each.request_type, handle, each.on_error)
 
 
-class Service:
+class Service(abc.ABC):
     """Something that is started, crashes and is started again, under one name."""
 
     def __init__(self, world: World, name: str) -> None:
@@ -232,8 +233,8 @@ class Service:
         runtime.stopping.set()
         await asyncio.wait({process.task})
 
-    async def _main(self, bus: SimBus) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def _main(self, bus: SimBus) -> None: ...
 
 
 class Worker(Service):
