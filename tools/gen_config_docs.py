@@ -38,7 +38,9 @@ INTRO = """\
 
 Every process reads its settings once, when it starts, from environment variables. An unknown `ISTHMUS_…` variable or
 an invalid value ends it with status 2 and a message that names the variable, the value and what is allowed. An empty
-variable counts as unset. Variables of other services are ignored, so one environment may hold all of them.
+variable counts as unset. Variables of other services are ignored, so one environment may hold all of them. Any of
+them may be given as `<NAME>_FILE` instead: the path of a file (at most 64 KiB) that holds the value, as containers'
+secrets are.
 
 This page is generated from the code by `make schemas`.
 """
