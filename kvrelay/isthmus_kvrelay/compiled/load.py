@@ -33,14 +33,15 @@ def load_loops() -> ModuleType:
 class Loading:
     """`loops` is None until they are loaded, and for good when they cannot be."""
 
-    def __init__(self, log: FilteringBoundLogger) -> None:
+    def __init__(self, log: FilteringBoundLogger, *, wanted: bool = True) -> None:
+        """Not `wanted`: nothing is ever loaded."""
         self.loops: ModuleType | None = None
-        self._log = log
+        self._log, self._wanted = log, wanted
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """In a thread of its own. From one thread only; idempotent."""
-        if self._thread is None:
+        if self._wanted and self._thread is None:
             self._thread = threading.Thread(target=self._load, name="relay-compile", daemon=True)
             self._thread.start()
 

@@ -137,7 +137,7 @@ def test_a_peer_that_closes_within_a_train_is_told_from_a_damaged_one(ends: Ends
 def test_sending_to_a_peer_that_is_gone_is_an_os_error(ends: Ends) -> None:
     ends.receiver.shut()
     ends.receiver.close()
-    with pytest.raises(OSError, match="Broken pipe|reset"):
+    with pytest.raises(OSError, match=r"Broken pipe|reset"):
         ends.sender.send_train(HEAD, [memoryview(bytes(300))], [1])
 
 
