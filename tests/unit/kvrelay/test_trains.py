@@ -82,7 +82,7 @@ trains = st.lists(st.tuples(some_bytes, seeds_64), min_size=1, max_size=MAX_TRAI
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(train=trains)
 @pytest.mark.parametrize("ways", BOTH_WAYS)
 def test_a_train_arrives_whole_whoever_moves_it(
