@@ -49,7 +49,7 @@ class LoadJob:
 
     request_id: str
     flow: FlowName
-    origin: Origin | None
+    origin: Origin
     blocks: Blocks
     start: int
     end: int
