@@ -391,4 +391,3 @@ def _check_supported(config: VllmConfig) -> None:
     for name, size in sizes.items():
         if size != 1:
             raise ConfigInvalid(f"{name} {size} with the Isthmus connector", todo=f"set {name} to 1", param=name)
-

@@ -120,9 +120,7 @@ class RelayThread:
         backoff_s = BACKOFF_MIN_S
         while True:
             try:
-                client = await RelayClient.connect(
-                    self._socket_path, worker=self._worker, timeout_s=CONNECT_TIMEOUT_S
-                )
+                client = await RelayClient.connect(self._socket_path, worker=self._worker, timeout_s=CONNECT_TIMEOUT_S)
             except IsthmusError as error:
                 self._log(f"no relay yet: {error.text}; next try in {backoff_s:.2f} s")
                 await asyncio.sleep(backoff_s)

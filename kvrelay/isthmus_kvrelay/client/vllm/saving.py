@@ -162,9 +162,7 @@ class Saver:
 
     # --- copying
 
-    def _copy_step(
-        self, step: Sequence[tuple[_Transfer, int, SaveJob]], layers: Sequence[int], after: Fence
-    ) -> None:
+    def _copy_step(self, step: Sequence[tuple[_Transfer, int, SaveJob]], layers: Sequence[int], after: Fence) -> None:
         for transfer, epoch, job in step:
             self._copy(transfer, epoch, job, layers, after)
 
@@ -192,8 +190,12 @@ class Saver:
                 self._changed.notify_all()
         if fault is not None:
             self._abort(transfer.job.request_id, fault)
-        if transfer.state is SaveState.ABORTED:
+        if self._is_aborted(transfer):
             _abort_all(transfer.sinks, DROPPED)
+
+    def _is_aborted(self, transfer: _Transfer) -> bool:
+        with self._changed:
+            return transfer.state is SaveState.ABORTED
 
     def _copy_layer(self, transfer: _Transfer, job: SaveJob, layer: int, after: Fence) -> None:
         tokens = range(transfer.copied[layer], job.computed)
