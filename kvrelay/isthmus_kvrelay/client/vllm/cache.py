@@ -68,9 +68,7 @@ class RankCache:
         """Cache → staging, those tokens as far as the flow carries them; the filled (offset, size) of the flow."""
         return self._copy(flow, layer_id, blocks, tokens, mapped, after, gather_rows)
 
-    def load(
-        self, flow: RankFlow, layer_id: int, blocks: Blocks, tokens: range, mapped: Views, after: Fence
-    ) -> None:
+    def load(self, flow: RankFlow, layer_id: int, blocks: Blocks, tokens: range, mapped: Views, after: Fence) -> None:
         """Staging → cache."""
         self._copy(flow, layer_id, blocks, tokens, mapped, after, scatter_rows)
 
