@@ -1,4 +1,4 @@
-"""The smallest proxy in front of two `vllm serve` with the Isthmus connector (docs/vllm.md): prefill here, decode there.
+"""The smallest proxy in front of two `vllm serve` with the Isthmus connector: prefill here, decode there (docs/vllm.md).
 
 python examples/vllm_proxy.py --prefill http://a:8100 --decode http://b:8200 --port 8000
 
@@ -57,7 +57,7 @@ def _first_token_only(body: dict[str, Any]) -> dict[str, Any]:
 
 async def _relayed(answer: httpx.Response) -> AsyncIterator[bytes]:
     async with contextlib.aclosing(answer):
-        async for piece in answer.aiter_raw():
+        async for piece in answer.aiter_bytes():
             yield piece
 
 
