@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from isthmus_kvrelay import control
+
+Write = Callable[[Sequence[control.ClientMessage]], None]
 
 
 class Outbox:
     """Bounded by what its client has open: per transfer a handful of messages, filled chunks merged into few."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, write: Callable[[control.ClientMessage], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, write: Write) -> None:
         """`write` is called on the loop."""
         self._loop, self._write = loop, write
         self._lock = threading.Lock()
@@ -48,5 +50,5 @@ class Outbox:
     def flush(self) -> None:
         with self._lock:
             messages, self._messages, self._flush_due = self._messages, deque(), False
-        for message in messages:
-            self._write(message)
+        if messages:
+            self._write(messages)

@@ -24,12 +24,15 @@ class RelaySource:
     ) -> None:
         self.key, self.pull = key, pull
         self._total_bytes, self._pool, self._post = total_bytes, pool, post
+        self.token: bytes | None = None
+        """With which its producer rings, if that is on this node."""
         self._loop = asyncio.get_running_loop()
         self._give_up_s = self._loop.time() + deadline_s + DEADLINE_GRACE_S
         self._settled = asyncio.Event()
         self._lock = threading.Lock()
         self._slots: Sequence[int] | None = None
         self._chunk_bytes = 0
+        self._arrived = False
         self._fault: Fault | None = None
         self._released = False
 
@@ -52,7 +55,8 @@ class RelaySource:
         with self._lock:
             if self._fault is not None:
                 raise TransferFailed("the transfer has ended", why=f"{self._fault.code}: {self._fault.what}")
-            assert self._slots is not None, "map before ready"
+            assert self._arrived, "map before ready"
+            assert self._slots is not None
             slots = self._slots
         views = map_range(self._pool, slots, self._chunk_bytes, self._total_bytes, offset_bytes, size_bytes)
         return [view.toreadonly() for view in views]
@@ -62,9 +66,10 @@ class RelaySource:
             if self._released:
                 return
             self._released = True
+            consumed = self._arrived and self._fault is None
             if self._fault is None:
                 self._fault = Cancelled("the transfer was released").to_fault()
-        self._post(control.ReleaseNotice(**control.names_of(self.key)))
+        self._post(control.ReleaseNotice(**control.names_of(self.key), consumed=consumed))
         # A waiting `ready` ends too.
         self._post_settled()
 
@@ -76,10 +81,22 @@ class RelaySource:
 
     # --- called on the loop
 
+    def attached(self, slots: Sequence[int], chunk_bytes: int) -> None:
+        """Where the producer, on this node, is filling it."""
+        with self._lock:
+            self._slots, self._chunk_bytes = slots, chunk_bytes
+
+    def rung(self) -> None:
+        """The producer of the attached slots says that all is filled."""
+        with self._lock:
+            assert self._slots is not None
+            self._arrived = self._fault is None
+        self._settled.set()
+
     def arrived(self, slots: Sequence[int], chunk_bytes: int) -> None:
         with self._lock:
             if self._fault is None:
-                self._slots, self._chunk_bytes = slots, chunk_bytes
+                self._slots, self._chunk_bytes, self._arrived = slots, chunk_bytes, True
         self._settled.set()
 
     def fail(self, fault: Fault) -> None:

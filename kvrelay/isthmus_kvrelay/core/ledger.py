@@ -57,6 +57,8 @@ class Lane:
     """`sent_bytes` as of `metered_s`: what feedback measures from."""
     work_requests: int = 0
     """Credit of that kind that is out to the peer."""
+    chunk_bytes: int = 0
+    """How the peer cuts what it sends, as of its last answer to a pull; 0: it has not said."""
     granting: dict[FlowKey, None] = field(default_factory=dict)
     """Incoming flows with chunks that have no credit yet, the oldest first."""
     told_s: float = -math.inf

@@ -36,6 +36,20 @@ class Grant:
     into: SlotUse
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a pull with credit presumes of the source, and the credit, which counts only if that is so."""
+
+    total_bytes: int
+    chunk_bytes: int
+    manifest: str
+    grants: tuple[Grant, ...]
+
+    @property
+    def content(self) -> tuple[int, str]:
+        return self.total_bytes, self.manifest
+
+
 class Side(StrEnum):
     OUT = "out"
     IN = "in"

@@ -149,6 +149,8 @@ class RelayCore:
                 self._rates.feedback(event)
             case ev.PullReceived() if event.lane in self._led.lanes:
                 self._out.pull(event)
+            case ev.DeclinedReceived():
+                self._in.eager.declined(event)
             case ev.OpenedReceived():
                 self._in.opened(event)
             case ev.CreditReceived():
@@ -166,6 +168,11 @@ class RelayCore:
                 self._led.count.stale += 1
 
     def _settle(self) -> None:
+        self._settle_once()
+        while self._in.eager.settle():
+            self._settle_once()
+
+    def _settle_once(self) -> None:
         self._in.follow_local_ends()
         self._out.admit()
         self._in.admit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -193,6 +194,8 @@ class RelayDaemon:
                 session = self._sessions.get(effect.client)
                 if session is not None:
                     session.send(effect)
+            case ev.Attached():
+                self._introduce(effect)
             case ev.SendChunk():
                 self._transport.send_chunk(effect)
             case ev.ExpectChunk():
@@ -212,6 +215,15 @@ class RelayDaemon:
                 self._on_flow_closed(effect)
             case _:
                 self._transport.send(effect)
+
+    def _introduce(self, effect: ev.Attached) -> None:
+        """The consumer first, so that it mostly knows the token before it is rung."""
+        producer, consumer = self._sessions.get(effect.producer), self._sessions.get(effect.consumer)
+        token = secrets.token_bytes(control.TOKEN_BYTES)
+        if consumer is not None:
+            consumer.attach_source(effect, token)
+            if producer is not None and consumer.bell:
+                producer.attach_sink(effect.key, consumer.bell, token)
 
     def _log_closed(self, closed: ev.FlowClosed) -> None:
         facts = {"transfer_id": closed.key.transfer_id, "generation": closed.key.generation, "side": closed.side.value}
