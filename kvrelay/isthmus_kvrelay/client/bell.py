@@ -14,9 +14,6 @@ from collections.abc import Callable
 
 from isthmus_kvrelay.control import TOKEN_BYTES
 
-MAX_RINGS_PER_TURN = 64
-"""Read in one turn of the loop; strangers may ring as well, and must not keep it."""
-
 
 class Bell:
     def __init__(self, rung: Callable[[bytes], None]) -> None:
@@ -36,12 +33,12 @@ class Bell:
             pass  # nobody there, or it does not read: the relay tells it
 
     def _read(self) -> None:
-        for _ in range(MAX_RINGS_PER_TURN):
-            try:
-                data = self._socket.recv(TOKEN_BYTES + 1)
-            except BlockingIOError:
-                return
-            self._rung(data)
+        """One ring: the loop comes back while there are more, and does other things in between."""
+        try:
+            data = self._socket.recv(TOKEN_BYTES + 1)
+        except BlockingIOError:
+            return
+        self._rung(data)
 
     def close(self) -> None:
         """Idempotent."""

@@ -16,9 +16,10 @@ class Outbox:
     """Bounded by what its client has open: per transfer a handful of messages, filled chunks merged into few."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, write: Write) -> None:
-        """`write` is called on the loop."""
+        """Made on the loop's thread, where `write` is called."""
         self._loop, self._write = loop, write
         self._lock = threading.Lock()
+        self._home = threading.get_ident()
         self._messages: deque[control.ClientMessage] = deque()
         self._flush_due = False
 
@@ -30,7 +31,10 @@ class Outbox:
                 return
             self._flush_due = True
         try:
-            self._loop.call_soon_threadsafe(self.flush)
+            if threading.get_ident() == self._home:
+                self._loop.call_soon(self.flush)
+            else:
+                self._loop.call_soon_threadsafe(self.flush)
         except RuntimeError:
             pass  # the loop is closed, and the connection with it: the relay has given everything back
 

@@ -170,6 +170,7 @@ class RelayClient:
         )
         self._sources[key] = source
         self._outbox.post(request)
+        self._outbox.flush()
         return source
 
     async def abort(self, transfer_id: TransferId, generation: Generation, fault: Fault) -> None:

@@ -28,7 +28,8 @@ class RelaySource:
         """With which its producer rings, if that is on this node."""
         self._loop = asyncio.get_running_loop()
         self._give_up_s = self._loop.time() + deadline_s + DEADLINE_GRACE_S
-        self._settled = asyncio.Event()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._settled = False
         self._lock = threading.Lock()
         self._slots: Sequence[int] | None = None
         self._chunk_bytes = 0
@@ -41,15 +42,24 @@ class RelaySource:
         return self._total_bytes
 
     async def ready(self) -> None:
-        try:
-            async with asyncio.timeout_at(self._give_up_s):
-                await self._settled.wait()
-        except TimeoutError:
-            error = DeadlineExceeded("the relay did not say in time whether the transfer arrived")
-            self.fail(error.to_fault())
+        if not self._settled:
+            await self._wait()
         with self._lock:
             if self._fault is not None:
                 raise self._fault.to_error()
+
+    async def _wait(self) -> None:
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        timer = self._loop.call_at(self._give_up_s, self._give_up)
+        self._waiting.add(waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self._waiting.discard(waiter)
+
+    def _give_up(self) -> None:
+        self.fail(DeadlineExceeded("the relay did not say in time whether the transfer arrived").to_fault())
 
     def map(self, offset_bytes: int, size_bytes: int) -> Sequence[memoryview]:
         with self._lock:
@@ -70,16 +80,18 @@ class RelaySource:
             if self._fault is None:
                 self._fault = Cancelled("the transfer was released").to_fault()
         self._post(control.ReleaseNotice(**control.names_of(self.key), consumed=consumed))
-        # A waiting `ready` ends too.
-        self._post_settled()
-
-    def _post_settled(self) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._settled.set)
+            self._loop.call_soon_threadsafe(self._settle)  # a waiting `ready` ends too
         except RuntimeError:
             pass  # the loop is closed: nobody waits
 
     # --- called on the loop
+
+    def _settle(self) -> None:
+        self._settled = True
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def attached(self, slots: Sequence[int], chunk_bytes: int) -> None:
         """Where the producer, on this node, is filling it."""
@@ -91,15 +103,15 @@ class RelaySource:
         with self._lock:
             assert self._slots is not None
             self._arrived = self._fault is None
-        self._settled.set()
+        self._settle()
 
     def arrived(self, slots: Sequence[int], chunk_bytes: int) -> None:
         with self._lock:
             if self._fault is None:
                 self._slots, self._chunk_bytes, self._arrived = slots, chunk_bytes, True
-        self._settled.set()
+        self._settle()
 
     def fail(self, fault: Fault) -> None:
         with self._lock:
             self._fault = self._fault or fault
-        self._settled.set()
+        self._settle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from isthmus_kvrelay.core.credit import Credits
@@ -96,8 +97,9 @@ class Counters:
 
 
 class Ledger:
-    def __init__(self, settings: RelaySettings) -> None:
+    def __init__(self, settings: RelaySettings, carry_out: Callable[[Effect], None] | None = None) -> None:
         self.settings = settings
+        self._carry_out = carry_out
         self.staging = Staging(
             total_slots=settings.total_slots, out_limit=settings.out_limit, retain_limit=settings.retain_limit
         )
@@ -119,7 +121,10 @@ class Ledger:
         self._timer_no = 0
 
     def emit(self, effect: Effect) -> None:
-        self.effects.append(effect)
+        if self._carry_out is None:
+            self.effects.append(effect)
+        else:
+            self._carry_out(effect)
 
     # --- fences
 

@@ -52,7 +52,7 @@ class RelayDaemon:
         self._log = log
         self._on_client_lost, self._on_flow_closed = on_client_lost, on_flow_closed
         relay = settings.relay
-        self._core = RelayCore(relay)
+        self._core = RelayCore(relay, carry_out=self._carry_out)
         pool_bytes = relay.total_slots * relay.slot_bytes
         self._pool = create_pool(settings.memory, pool_bytes=pool_bytes, slot_bytes=relay.slot_bytes)
         self._prefault = Prefault(self._pool.fd, pool_bytes) if settings.memory.prefault else None
@@ -180,8 +180,7 @@ class RelayDaemon:
     def take(self, *events: Event) -> None:
         if self._stopped:
             return
-        for effect in self._core.handle(*events, now_s=self._loop.time()):
-            self._carry_out(effect)
+        self._core.handle(*events, now_s=self._loop.time())
         self._arm_timer()
         if self._core.open_flows:
             self._idle.clear()
@@ -234,13 +233,15 @@ class RelayDaemon:
             self._log.warning("transfer.failed", **facts, code=error.code, error=error.text)
 
     def _arm_timer(self) -> None:
+        """A timer that is due too early stays, since what it waited for is mostly gone again soon; it is set anew
+        when it goes off."""
         at_s = self._core.next_deadline_s()
-        if at_s == self._timer_at_s:
+        if at_s is None or (self._timer_at_s is not None and self._timer_at_s <= at_s):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at_s = at_s
-        self._timer = None if at_s is None else self._loop.call_at(at_s, self._tick)
+        self._timer = self._loop.call_at(at_s, self._tick)
 
     def _tick(self) -> None:
         self._timer, self._timer_at_s = None, None
