@@ -123,7 +123,7 @@ class Stack:
         self.events: asyncio.Queue[SequenceEvent] = asyncio.Queue()
         self.messages: list[StepEvents] = []
         self.lost: list[WorkerLost] = []
-        self.planner = self._runtime("planner", PlannerConfig(heartbeat_interval_s=0.05))
+        self.planner = self._runtime("planner", PlannerConfig(heartbeat_interval_s=1.0))
 
     def _runtime(self, name: str, config: Any) -> ServiceRuntime[Any]:
         return ServiceRuntime(name, config, bus=self.broker.client(name), instance=name, serve_http=False)
@@ -141,7 +141,7 @@ class Stack:
             node_id=NodeId(f"node-{name}"),
             kind=EngineKind.SIM,
             kv_blocks=64,
-            heartbeat_interval_s=0.05,
+            heartbeat_interval_s=1.0,
             **settings,
         )
         runtime = await self._stack.enter_async_context(self._runtime(name, config))
@@ -392,7 +392,7 @@ async def test_a_worker_that_falls_silent_is_reported_and_no_longer_routed_to() 
 async def test_requests_of_an_ingress_that_is_gone_are_aborted() -> None:
     async with cluster() as stack:
         worker = await stack.worker("d", Role.DECODE, sim_decode_base_s=0.02)
-        worker.host.sessions.life = IngressLife(lost_s=0.2)
+        worker.host.sessions.life = IngressLife(lost_s=1.0)
         endless = SamplingParams(max_tokens=900, ignore_eos=True)
         subject = subjects.worker_decode(WorkerId("d"))
         await stack.ask(subject, decode(worker.host.worker, None, sampling=endless), SubmitReply)
