@@ -151,13 +151,17 @@ def credit_with_the_pull(world: World) -> None:
     delivery(world)
     a, b = world.nodes["a"], world.nodes["b"]
     producer, consumer = next(iter(a.clients.values())), next(iter(b.clients.values()))
-    second, third = flow("u", 1), flow("v", 1)
-    for key, chunks in ((second, 3), (third, 2)):
-        world.open_sink(a, producer, key, chunks * SLOT_BYTES, 60.0)
+    in_the_way = flow("w", 1)
+    for key in (flow("u", 1), flow("v", 1)):
+        if key == flow("v", 1):
+            world.open_sink(a, producer, in_the_way, 4 * SLOT_BYTES, 60.0)
+        world.open_sink(a, producer, key, 2 * SLOT_BYTES, 60.0)
         world.open_source(b, consumer, key, 60.0)
-    _move(world)
-    for key, chunks in ((second, 3), (third, 2)):
-        for chunk in range(chunks):
+        _move(world)
+        if key == flow("v", 1):
+            world.abort(a, producer, in_the_way)
+            _move(world)
+        for chunk in range(2):
             world.fill(a, producer, key, chunk)
         world.seal(a, producer, key)
         _move(world)
