@@ -1,4 +1,4 @@
-"""Credit that travels with a pull: who may give it, when it counts, and what a source that declines it leaves behind."""
+"""Credit that travels with a pull: who may give it, when it counts, and what a source that declines leaves behind."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_chunk_of_a_declined_pull_is_not_taken(tell: Told) -> None:
 def test_no_further_credit_goes_out_before_a_chunk_has_landed() -> None:
     tell = Told(work_requests=2).acquainted()
     (pull,) = of(tell.ask("t", 4), ev.SendPull)
-    first, second = pull.offer.grants
+    first, _ = pull.offer.grants
     tell.now_s += 5
     assert of(tell(ev.Tick()), ev.SendCredit) == []
     told = tell(ev.ChunkLanded(LANE, flow("t", 1), 0, first.into, intact=True))
