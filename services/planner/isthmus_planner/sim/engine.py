@@ -31,13 +31,17 @@ def take_prompt(w: World, slot: int, now: float) -> None:
     n = request.prefill
     node = w.nodes[n]
     request.next = NONE
-    if node.queue_tail == NONE:
-        node.queue_head = slot
-    else:
-        w.slots[node.queue_tail].next = slot
-    node.queue_tail = slot
     node.queue_work += request.predicted
-    wake(w, n, now)
+    if node.queue_tail != NONE:
+        w.slots[node.queue_tail].next = slot
+        node.queue_tail = slot
+        return
+    node.queue_head = slot
+    node.queue_tail = slot
+    if node.doing == RUNNING:
+        cut_run(w, n, now)
+    else:
+        wake(w, n, now)
 
 
 @inner

@@ -1,5 +1,9 @@
 """KV on its way: room at the decode node first, then one flow at a time on each lane, at the rate that sender,
-receiver, credit and pace allow. A relay serves the earliest deadline first, which among equals is the order of arrival."""
+receiver, credit and pace allow.
+
+A relay serves the earliest deadline first, which among equals is the order of arrival. Lanes that meet in one node
+divide its link evenly.
+"""
 
 from __future__ import annotations
 
@@ -124,11 +128,13 @@ def _retime(w: World, p: int, d: int, now: float) -> None:
         left = sent_bytes(elapsed, lane.left, lane.level, shared.pace, lane.wire)
         if shared.pace != math.inf:
             lane.level = max(0.0, min(shared.burst, lane.level + shared.pace * elapsed - left))
-        lane.left = max(1.0, lane.left - left)
+        lane.left = max(0.0, lane.left - left)
         lane.begins = now
         lane.level_at = now
     lane.wire = wire
-    takes_s = send_s(lane.left, shared.chunk, lane.level, shared.pace, wire)
+    takes_s = 0.0
+    if lane.left > 0.0:
+        takes_s = send_s(lane.left, shared.chunk, lane.level, shared.pace, wire)
     schedule(w, len(w.streams) + len(w.nodes) + index, lane.begins + takes_s)
     node = w.nodes[d]
     if node.share_per_rate > 0.0:
@@ -144,9 +150,10 @@ def land(w: World, index: int, now: float) -> int:
     p, d = index // len(w.nodes), index % len(w.nodes)
     lane, shared, node = w.lanes[index], w.shared[0], w.nodes[d]
     slot = lane.slot
-    lane.level = level_after(lane.left, shared.chunk, lane.level, shared.pace, lane.wire, shared.burst)
-    last = lane.left - (math.ceil(lane.left / shared.chunk) - 1.0) * shared.chunk
-    lane.level_at = now - last / lane.wire
+    if lane.left > 0.0:
+        lane.level = level_after(lane.left, shared.chunk, lane.level, shared.pace, lane.wire, shared.burst)
+        last = lane.left - (math.ceil(lane.left / shared.chunk) - 1.0) * shared.chunk
+        lane.level_at = now - last / lane.wire
     lane.slot = NONE
     lane.outstanding = 0
     w.nodes[p].lanes_out -= 1

@@ -51,20 +51,18 @@ def count_fresh(w: World, n: int, step_end: float) -> None:
 
 
 @inner
-def count_run(w: World, n: int, now: float) -> None:
-    """The gaps of a run of at least one step that ends now."""
+def count_steps(w: World, n: int, until: float) -> None:
+    """The gaps of a run's steps from those that are counted to `until`, all done at the speed that holds now."""
     node = w.nodes[n]
-    a, batch, steps = w.a_s[node.a_offset + node.running - 1], float(node.running), node.run_steps
-    first = steps_s(1.0, a, node.b, node.c, node.over, batch, node.tokens)
-    work = steps_s(steps, a, node.b, node.c, node.over, batch, node.tokens)
-    scale = (now - node.run_begin) / (node.run_stall + work)
-    first_end = node.run_begin + (node.run_stall + first) * scale
-    if steps == 1.0:
-        first_end = now
-    below = steps
-    if node.c > 0.0:
-        below = min(steps, steps_below(node.tokens, batch, node.over))
-    above_first = a + node.b * node.tokens + node.c * (node.tokens - node.over)
+    counted = node.run_counted
+    if until <= counted:
+        return
+    a, b, c, over, batch = w.a_s[node.a_offset + node.running - 1], node.b, node.c, node.over, float(node.running)
+    tokens, slower = node.tokens, 1.0 / node.speed
+    first_end = node.run_at + (steps_s(counted + 1.0, a, b, c, over, batch, tokens) - node.run_work) * slower
+    below = until
+    if c > 0.0:
+        below = min(until, steps_below(tokens, batch, over))
     for stream in range(len(w.streams)):
         running = w.by_stream[n, stream, 0]
         if running == 0 or w.streams[stream].completed < w.streams[stream].warmup:
@@ -72,12 +70,14 @@ def count_run(w: World, n: int, now: float) -> None:
         going = running - w.by_stream[n, stream, 1]
         if going > 0:
             count(w, stream, ITL, first_end - node.step_end, going)
-        series = (a + node.b * node.tokens) * scale
-        count_series(w, stream, series, node.b * batch * scale, 1.0, below, running)
-        if below < steps:
-            slope = (node.b + node.c) * batch * scale
-            count_series(w, stream, above_first * scale, slope, max(1.0, below), steps, running)
+        first, slope = a + b * tokens, b * batch
+        count_series(w, stream, first * slower, slope * slower, counted + 1.0, below, running)
+        if below < until:
+            first, slope = first + c * (tokens - over), slope + c * batch
+            count_series(w, stream, first * slower, slope * slower, max(counted + 1.0, below), until, running)
     count_fresh(w, n, first_end)
+    node.step_end = node.run_at + (steps_s(until, a, b, c, over, batch, tokens) - node.run_work) * slower
+    node.run_counted = until
 
 
 @inner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from isthmus_planner.sim.compiled import inner
 from isthmus_planner.sim.decode_run import steps_s, steps_to
 from isthmus_planner.sim.event_queue import schedule
-from isthmus_planner.sim.measure import count_run
+from isthmus_planner.sim.measure import count_steps
 from isthmus_planner.sim.world import RUNNING, World
 
 LEAST_SPEED = 0.02
@@ -35,6 +35,7 @@ def start_run(w: World, n: int, now: float) -> None:
     node.run_at = now
     node.run_work = -node.run_stall
     node.run_steps = w.finish[n, 0] - node.steps_done
+    node.run_counted = 0.0
     node.speed = max(LEAST_SPEED, 1.0 - node.share)
     _schedule_end(w, n, now)
 
@@ -58,7 +59,13 @@ def set_share(w: World, n: int, share: float, now: float) -> None:
     node.share = share
     if node.doing != RUNNING:
         return
-    node.run_work += (now - node.run_at) * node.speed
+    work = node.run_work + (now - node.run_at) * node.speed
+    a = w.a_s[node.a_offset + node.running - 1]
+    steps = steps_to(work, a, node.b, node.c, node.over, float(node.running), node.tokens)
+    if _work_s(w, n, steps) > work:
+        steps -= 1.0
+    count_steps(w, n, min(steps, node.run_steps))
+    node.run_work = work
     node.run_at = now
     node.speed = max(LEAST_SPEED, 1.0 - share)
     _schedule_end(w, n, now)
@@ -72,7 +79,7 @@ def finish_run(w: World, n: int, now: float) -> None:
     node.decode_busy += elapsed
     node.batch_integral += elapsed * node.running
     if node.run_steps > 0.0:
-        count_run(w, n, now)
+        count_steps(w, n, node.run_steps)
         steps = int(node.run_steps)
         node.steps += steps
         node.steps_done += steps

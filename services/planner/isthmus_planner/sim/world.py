@@ -47,13 +47,15 @@ NODE = _record(
     f=(
         "p_base p_token p_pair p_floor p_extra b c over link kv_bytes stall stall_token share_per_rate "
         "queue_descriptor_bytes queue_retry interference posting_rate "
-        "queue_work since assigned_tokens tokens run_at run_work run_steps run_stall run_begin speed share step_end "
+        "queue_work since assigned_tokens tokens "
+        "run_at run_work run_steps run_counted run_stall run_begin speed share step_end "
         "kv_at kv_integral prefill_busy decode_busy batch_integral sent received"
     ),
 )
 """`tokens`: resident in running sequences. `run_work`: seconds of steps done since the run began, below 0 while it
-stalls. `speed`: 1 - the share of time that receiving takes. `posting_rate`: bytes per second that descriptors allow.
-`queue_work`: seconds of the prompts that wait or are under way; `since`: when the pass under way began."""
+stalls; `run_counted`: how many of its steps the histograms have. `speed`: 1 - the share of time that receiving takes.
+`posting_rate`: bytes per second that descriptors allow. `queue_work`: seconds of the prompts that wait or are computed;
+`since`: when the pass under way began."""
 
 SLOT = _record(
     i="next fresh_next stream number isl osl cached left taken prefill decode finish_step",
