@@ -112,7 +112,9 @@ def show(console: Console, made: Plan) -> None:
 
 
 def _servers_table(made: Plan) -> Table:
-    table = Table("node type", "servers", "prefill", "decode", "aggregated", "idle", "tp", "constants", title="Recommended")
+    table = Table(
+        "node type", "servers", "prefill", "decode", "aggregated", "idle", "tp", "constants", title="Recommended"
+    )
     for each, counts in zip(made.offers, made.recommended.assignment.counts, strict=True):
         used = {role: count for role, count in counts.items() if count > 0}
         layouts = ", ".join(f"{each.by_role[role].tp} ({role.value})" for role in used) or "–"

@@ -78,7 +78,16 @@ def show(console: Console, found: Reproduction) -> None:
 
 def _cells(found: Reproduction) -> Table:
     table = Table(title="Simulated, every operating point (ratios: cross / single)")
-    for column in ("ISL/OSL", "C", "E2EL ratio", "TPS ratio", "cross E2EL s", "single E2EL s", "cross tok/s", "single tok/s"):
+    for column in (
+        "ISL/OSL",
+        "C",
+        "E2EL ratio",
+        "TPS ratio",
+        "cross E2EL s",
+        "single E2EL s",
+        "cross tok/s",
+        "single tok/s",
+    ):
         table.add_column(column, justify="right")
     last = ""
     for cell in found.run.cells:
@@ -128,10 +137,14 @@ def _fitted(found: Reproduction) -> list[tuple[str, str]]:
 
 def _ablations(found: Reproduction) -> Table:
     total = len(found.checks)
-    table = Table("mechanism off", "E2EL mean", "TPS mean", "statements met", "lost", title="Each mechanism switched off")
+    table = Table(
+        "mechanism off", "E2EL mean", "TPS mean", "statements met", "lost", title="Each mechanism switched off"
+    )
     everything = sum(check.holds for check in found.checks)
     run = found.run
-    table.add_row("none", f"{run.e2el_geometric_mean:.3f}", f"{run.tps_geometric_mean:.3f}", f"{everything}/{total}", "–")
+    table.add_row(
+        "none", f"{run.e2el_geometric_mean:.3f}", f"{run.tps_geometric_mean:.3f}", f"{everything}/{total}", "–"
+    )
     for each in found.ablations:
         lost = "; ".join(each.lost) or "–"
         held = f"{each.held}/{total}"

@@ -22,6 +22,9 @@ BLOCK_CHOICES_TOKENS = (16, 32, 64, 128)
 """What engines offer."""
 BLOCK_TOLERANCE = 0.005
 """The smallest block within half a percent of the best rate: larger ones waste memory and share prefixes worse."""
+ADMISSION_STEPS = 1.5
+"""Decode steps that pass before an engine takes a waiting prompt up."""
+LOAD_STEPS = 96
 MAX_LOAD = 0.95
 """Of prefill where requests arrive at random; above, the queue has no useful end."""
 PACING_HEADROOM = 1.25
@@ -116,18 +119,19 @@ def offers(
             refused[role] = why_not
             continue
         candidates: list[Offer] = []
+        whys: list[str] = []
         for layout in fitting:
             try:
                 maker = _Maker(node, model, mix, targets, relay, layout, max_batch)
                 candidates.append(maker.offer(role))
             except ConfigInvalid as error:
-                refused[role] = error.what
+                whys.append(error.what)
         best = _best(candidates)
         if best is not None and best.requests_per_s > 0:
             found[role] = best
-            refused.pop(role, None)
-        elif best is not None:
-            refused[role] = best.limit
+        else:
+            whys += [offer.limit for offer in candidates]
+            refused[role] = "; ".join(dict.fromkeys(whys))
     return Offers(node, found, refused)
 
 
@@ -154,10 +158,12 @@ class _Maker:
     def kv_bytes(self) -> float:
         """Of a mean prompt, on the wire."""
         return self.mix.prompt_mean(
-            lambda new, cached: kv.full_bytes_per_token(self.model, self.layout) * (new + cached)
-            + self.model.window_layers
-            * np.minimum(new + cached, self.model.window_tokens)
-            * kv.layer_bytes_per_token(self.model, self.layout)
+            lambda new, cached: (
+                kv.full_bytes_per_token(self.model, self.layout) * (new + cached)
+                + self.model.window_layers
+                * np.minimum(new + cached, self.model.window_tokens)
+                * kv.layer_bytes_per_token(self.model, self.layout)
+            )
         )
 
     def offer(self, role: Role) -> Offer:
@@ -171,15 +177,21 @@ class _Maker:
 
     def _prefill(self) -> Offer:
         law = self._prefill_law()
-        alone_s = self.mix.prompt_mean(law.time_s)
-        load = _load_within(alone_s, self.mix.prompt_mean(lambda n, c: law.time_s(n, c) ** 2), self.targets.ttft_s)
-        rate = self.replicas * load / alone_s
-        wire = self._wire_rate()
-        limit = "arithmetic" if rate <= wire else "network"
+        alone_s, square_s2 = self.mix.prompt_mean(law.time_s), self.mix.prompt_mean(lambda n, c: law.time_s(n, c) ** 2)
+        load, ttft_s, limit = 1.0, alone_s, "arithmetic"
+        if self.targets.ttft_s is not None:
+            loads = np.linspace(0.0, MAX_LOAD, LOAD_STEPS)
+            ttfts = alone_s + wait_s(loads, self.replicas, alone_s, square_s2)
+            at = int(np.searchsorted(ttfts, self.targets.ttft_s, side="right")) - 1
+            load, ttft_s = (float(loads[at]), float(ttfts[at])) if at >= 0 else (0.0, alone_s)
+            if load < MAX_LOAD:
+                limit = "latency targets"
+        rate, wire = self.replicas * load / alone_s, self._wire_rate()
+        if rate > wire:
+            rate, limit = wire, "network"
         if rate <= 0:
             limit = f"a prompt alone takes {alone_s * 1e3:.0f} ms to its first token"
-        ttft_s = alone_s if self.targets.ttft_s is None else self.targets.ttft_s
-        return Offer(Role.PREFILL, self.layout.tp, self.replicas, min(rate, wire), 0, 0.0, ttft_s, limit)
+        return Offer(Role.PREFILL, self.layout.tp, self.replicas, rate, 0, 0.0, ttft_s, limit)
 
     def _decode(self, block_tokens: int) -> Offer:
         batch, step_s, room = self._steps()
@@ -213,10 +225,14 @@ class _Maker:
         alone_s = self.mix.prompt_mean(law.time_s)
         ttft_s = alone_s + 0.0 * batch
         if self.targets.ttft_s is not None:
-            load = np.minimum(batch / (itl_s * self.mix.steps) * alone_s, 0.999)
-            square_s2 = self.mix.prompt_mean(lambda n, c: law.time_s(n, c) ** 2)
-            # A prompt begins with the next step, and waits for those before it.
-            ttft_s = alone_s + step_s / 2 + load / (1 - load) * square_s2 / (2 * alone_s)
+            busy_s, square_s2 = (
+                self.mix.prompt_mean(law.work_s),
+                self.mix.prompt_mean(lambda n, c: law.work_s(n, c) ** 2),
+            )
+            load = np.minimum(batch / (itl_s * self.mix.steps) * busy_s, 0.999)
+            # A prompt begins a step or two after it came, and waits for those before it.
+            admitted_s = ADMISSION_STEPS * step_s
+            ttft_s = alone_s + admitted_s + wait_s(load, self.replicas, busy_s, square_s2)
             allowed &= ttft_s <= self.targets.ttft_s
         best, rate, limit = self._most(batch, itl_s, allowed, room)
         at = max(0, best - 1)
@@ -237,8 +253,8 @@ class _Maker:
         fit = memory.fit(self.node.accelerator, self.model, self.layout)
         if self.mix.longest_tokens > fit.kv_tokens:
             raise ConfigInvalid(
-                f"a request of {self.mix.longest_tokens} tokens does not fit into the {int(fit.kv_tokens)} tokens of KV "
-                f"of {self.layout.tp} x {self.node.accelerator.name}"
+                f"a request of {self.mix.longest_tokens} tokens does not fit into the {int(fit.kv_tokens)} tokens of "
+                f"KV of {self.layout.tp} x {self.node.accelerator.name}"
             )
         room = fit.max_batch(self.mix.held_tokens)
         batch = np.arange(1, min(max(room, 1), self.max_batch) + 1, dtype=np.float64)
@@ -280,14 +296,10 @@ class _Maker:
         return decode_law(self.node.accelerator, self.model, self.layout, self.node.constants)
 
 
-def _load_within(alone_s: float, square_s2: float, ttft_s: float | None) -> float:
-    """The share of time that a prefill replica may work (M/G/1): alone + load / (1 - load) · E[T²] / 2 E[T] = target."""
-    if ttft_s is None:
-        return 1.0
-    if alone_s >= ttft_s:
-        return 0.0
-    wait_s, unit_s = ttft_s - alone_s, square_s2 / (2 * alone_s)
-    return min(MAX_LOAD, wait_s / (wait_s + unit_s))
+def wait_s(load: np.ndarray, replicas: int, alone_s: float, square_s2: float) -> np.ndarray:
+    """Mean wait for one of `replicas` equal servers at that load each (M/G/k, Sakasegawa's approximation)."""
+    crowding = load ** (math.sqrt(2 * (replicas + 1)) - 1) / (replicas * (1 - load))
+    return np.asarray(crowding * square_s2 / (2 * alone_s))
 
 
 def pacing_bytes_per_s(offer: Offer, law: DecodeLaw, context_tokens: float, itl_s: float | None, cost: float) -> float:

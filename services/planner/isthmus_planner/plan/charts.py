@@ -130,9 +130,7 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: max(1, most - 1)] + "…"
 
 
-def _text(
-    x: float, y: float, text: str, *, anchor: str = "middle", weight: str = "normal", fill: str = INK
-) -> str:
+def _text(x: float, y: float, text: str, *, anchor: str = "middle", weight: str = "normal", fill: str = INK) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" fill="{fill}">'
         f"{escape(text)}</text>"
@@ -147,9 +145,7 @@ def _rect(x: float, y: float, width: float, height: float, fill: str, opacity: f
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float) -> str:
-    return (
-        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" stroke-width="{width:g}"/>'
-    )
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" stroke-width="{width:g}"/>'
 
 
 def _circle(x: float, y: float, radius: float, fill: str) -> str:

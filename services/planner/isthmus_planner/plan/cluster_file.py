@@ -35,10 +35,15 @@ def cluster_text(plan: Plan) -> str:
             f"the plan has {processes} relays and workers; `isthmus up` starts at most {MAX_PROCESSES} on one machine",
             todo="plan a smaller cluster to try it out (lower `count`), in the same proportions",
         )
-    fields = {"model": {"name": plan.model.name.lower()}, "engine": "sim", "planner": {"mode": _mode(option)}, "nodes": nodes}
+    fields = {
+        "model": {"name": plan.model.name.lower()},
+        "engine": "sim",
+        "planner": {"mode": _mode(option)},
+        "nodes": nodes,
+    }
     head = (
         f"# Made by `isthmus plan`: {plan.verdict}\n"
-        "# A rehearsal on one machine: roles and batches are the plan's, engines are `sim`, lengths of time are not real.\n"
+        "# A rehearsal on one machine: roles and batches are the plan's; engines are `sim`, so no time is real.\n"
     )
     return head + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=120)
 

@@ -97,9 +97,7 @@ def _hourly(option: Option) -> float:
     return option.assignment.usd_per_h or 1.0
 
 
-def reasons(
-    offers: Sequence[Offers], best: Option, fastest: Assignment, fractional: Assignment
-) -> tuple[str, ...]:
+def reasons(offers: Sequence[Offers], best: Option, fastest: Assignment, fractional: Assignment) -> tuple[str, ...]:
     """`fastest`: the plan with the most throughput; `fractional`: the same with servers divided between roles."""
     lines = [f"Bottleneck by the closed forms: {best.bottleneck}."]
     if best.simulated is not None:

@@ -29,8 +29,8 @@ def plan_html(plan: Plan) -> str:
         f"<p>{escape(asked(plan))}</p>",
         "<h2>Plans compared</h2>",
         _table(options),
-        '<p class="small">p50 is the closed forms\' figure; nine in ten clusters should do at least as well as p90, by the '
-        "model's measured error. Simulated: at the highest load tried at which the targets are met.</p>",
+        '<p class="small">p50 is what the closed forms say; nine in ten clusters should do at least as well as p90, '
+        "by the model's error. Simulated: at the highest load tried at which the targets are met.</p>",
         f'<div class="charts">{"".join(_charts(plan, options))}</div>',
         "<h2>Why</h2>",
         "<ul>" + "".join(f"<li>{escape(reason)}</li>" for reason in plan.reasons) + "</ul>",
@@ -75,7 +75,10 @@ def _charts(plan: Plan, options: list[tuple[str, Option]]) -> list[str]:
         for name, option in options
     ]
     roles = [
-        (each.node.name, [(role.value, counts[role]) for role in Role] + [("idle", each.node.count - sum(counts.values()))])
+        (
+            each.node.name,
+            [(role.value, counts[role]) for role in Role] + [("idle", each.node.count - sum(counts.values()))],
+        )
         for each, counts in zip(plan.offers, plan.recommended.assignment.counts, strict=True)
     ]
     drawn = [
@@ -85,7 +88,12 @@ def _charts(plan: Plan, options: list[tuple[str, Option]]) -> list[str]:
     if plan.pareto:
         chosen = plan.recommended.assignment.counts
         points = [
-            Point(option.output_tokens_per_s.p50, option.usd_per_m_output_tokens.p50, "", option.assignment.counts == chosen)
+            Point(
+                option.output_tokens_per_s.p50,
+                option.usd_per_m_output_tokens.p50,
+                "",
+                option.assignment.counts == chosen,
+            )
             for option in plan.pareto
             if option.usd_per_m_output_tokens is not None
         ]
@@ -96,8 +104,24 @@ def _charts(plan: Plan, options: list[tuple[str, Option]]) -> list[str]:
 
 
 def _table(options: list[tuple[str, Option]]) -> str:
-    head = ("plan", "req/s p50", "p90", "output tok/s p50", "p90", "$/M p50", "p90", "TTFT p50", "p90", "ITL p50", "p90")
-    rows = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in (*head, "sim. req/s", "TTFT p50/p90", "ITL", "constants")) + "</tr>"]
+    head = (
+        "plan",
+        "req/s p50",
+        "p90",
+        "output tok/s p50",
+        "p90",
+        "$/M p50",
+        "p90",
+        "TTFT p50",
+        "p90",
+        "ITL p50",
+        "p90",
+    )
+    rows = [
+        "<tr>"
+        + "".join(f"<th>{cell}</th>" for cell in (*head, "sim. req/s", "TTFT p50/p90", "ITL", "constants"))
+        + "</tr>"
+    ]
     for name, option in options:
         cells = [name, *_pair(option.requests_per_s, 1, 2), *_pair(option.output_tokens_per_s, 1, 0)]
         price = option.usd_per_m_output_tokens
@@ -123,7 +147,9 @@ def _pair(value: Range, scale: float, digits: int, unit: str = "") -> list[str]:
 def _settings(plan: Plan) -> list[str]:
     if plan.settings is None:
         return []
-    rows = ["<tr><th>decode type</th><th>block</th><th>batch</th><th>pace</th><th>needed</th><th>credit window</th></tr>"]
+    rows = [
+        "<tr><th>decode type</th><th>block</th><th>batch</th><th>pace</th><th>needed</th><th>credit window</th></tr>"
+    ]
     for lane in plan.settings.lanes:
         pace, need = lane.pace_bytes_per_s / 1e9, lane.need_bytes_per_s / 1e9
         rows.append(

@@ -194,7 +194,9 @@ def _mapping(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigInvalid(f"{path} is not YAML", why=" ".join(str(error).split())) from error
     if not isinstance(fields, dict):
-        raise ConfigInvalid(f"{path} holds no mapping", why=f"found {type(fields).__name__}", todo="see docs/planning.md")
+        raise ConfigInvalid(
+            f"{path} holds no mapping", why=f"found {type(fields).__name__}", todo="see docs/planning.md"
+        )
     return fields
 
 

@@ -34,6 +34,10 @@ class Kind:
     isl: Lengths
     osl: Lengths
 
+    @property
+    def constant(self) -> bool:
+        return self.isl.quantiles[0] == self.isl.most and self.osl.quantiles[0] == self.osl.most
+
 
 @dataclass(frozen=True, slots=True)
 class Mix:

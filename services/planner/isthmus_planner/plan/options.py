@@ -42,9 +42,7 @@ class Option:
         return found.requests_per_s if found is not None and found.steady else self.requests_per_s.p50
 
 
-def make_option(
-    offers: Sequence[Offers], assignment: Assignment, mix: Mix, simulated: Simulated | None
-) -> Option:
+def make_option(offers: Sequence[Offers], assignment: Assignment, mix: Mix, simulated: Simulated | None) -> Option:
     rate = assignment.requests_per_s
     cautious = _cautious_rate(offers, assignment)
     used = _used(offers, assignment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from isthmus_planner.cost import catalog
 from isthmus_planner.cost.constants import Constants
@@ -181,7 +182,9 @@ def _unique(specs: tuple[NodeTypeSpec, ...]) -> tuple[NodeTypeSpec, ...]:
     names = [spec.name or spec.accelerator.lower() for spec in specs]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigInvalid(f"two node types are named {name!r}", todo="give each its own `name`, or add up `count`")
+            raise ConfigInvalid(
+                f"two node types are named {name!r}", todo="give each its own `name`, or add up `count`"
+            )
     return specs
 
 
@@ -211,7 +214,8 @@ def constants_of(profile: AcceleratorProfile, model: ModelProfile, own: dict[str
     """The package's for this pair, with an operator's own in their place where given."""
     constants = Constants()
     if own:
-        return dataclasses.replace(constants, **own, source="cluster file", calibrated=True)
+        changed: dict[str, Any] = {**own, "source": "cluster file", "calibrated": True}
+        return dataclasses.replace(constants, **changed)
     return constants
 
 

@@ -75,8 +75,10 @@ def assign(offers: Sequence[Offers], wish: Wish, extra: int | None = None) -> As
     if wish.at_least_per_s > 0:
         constraints.append(LinearConstraint(served[np.newaxis], wish.at_least_per_s / scale * (1 - 1e-9), np.inf))
     most = max(1e-12, float(counts @ rates.max(axis=1)))
-    objective = cost / cost_scale - COST_TIE * served / most if wish.cheapest else (
-        -served / most + COST_TIE * cost / cost_scale
+    objective = (
+        cost / cost_scale - COST_TIE * served / most
+        if wish.cheapest
+        else (-served / most + COST_TIE * cost / cost_scale)
     )
     bounds = np.append(np.repeat(counts, 3) * (rates.ravel() > 0), np.inf)
     integral = np.append(np.full(3 * types, int(wish.whole)), 0)
@@ -102,6 +104,7 @@ def _assignment(x: np.ndarray, rates: np.ndarray, prices: np.ndarray | None, who
     """Rates anew from the counts, so that rounding in the solver shows nowhere."""
     each = x[:-1].reshape(-1, 3)
     each = np.round(each) if whole else np.where(np.abs(each - np.round(each)) < WHOLE, np.round(each), each)
+    each += 0.0  # no -0.0
     prefill, decode = float(each[:, 0] @ rates[:, 0]), float(each[:, 1] @ rates[:, 1])
     crossing = min(prefill, decode)
     if crossing <= SERVES_SOMETHING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -9,12 +10,12 @@ from isthmus_planner.cost import kv, memory
 from isthmus_planner.cost.laws import DecodeLaw, PrefillLaw, decode_law, prefill_law
 from isthmus_planner.cost.layout import Layout, Precision
 from isthmus_planner.cost.profiles import ModelProfile
-from isthmus_planner.plan.capacity import Offer, Offers, Targets
+from isthmus_planner.plan.capacity import NodeType, Offer, Offers, Targets
 from isthmus_planner.plan.inputs import RelaySpec
-from isthmus_planner.plan.mix import Mix
+from isthmus_planner.plan.mix import Kind, Mix
 from isthmus_planner.plan.search import Assignment
 from isthmus_planner.sim.hardware import DecodeTable, Interleave, Node, PrefillTable, Relay, Role
-from isthmus_planner.sim.result import Result
+from isthmus_planner.sim.result import Result, StreamResult
 from isthmus_planner.sim.scenario import Scenario
 from isthmus_planner.sim.simulate import simulate
 from isthmus_planner.sim.workload import ClosedLoop, Poisson, PrefixHits, Stream
@@ -23,7 +24,10 @@ MAX_REPLICAS = 512
 """Above, a simulation takes longer than a plan may; the closed forms stand alone then, and the plan says so."""
 LIFETIMES = 3.0
 """Of the kind with the longest answers: for so long requests are sent, so that what is under way has settled."""
+LIFETIMES_SATURATED = 12.0
+"""The same in a closed loop, whose clients start as one wave: a part of a wave more or less must not show."""
 MIN_REQUESTS = 800
+MIN_PER_KIND = 50
 MAX_REQUESTS = 200_000
 """A second or two; a cluster that needs more is not simulated to its steady state, and the plan says so."""
 WARMUP_SHARE = 0.25
@@ -59,6 +63,20 @@ class Simulated:
 
 
 @dataclass(frozen=True, slots=True)
+class _Load:
+    share: float
+    """Of what the closed forms allow."""
+    requests_per_s: float
+    clients: float
+    overhead_s: float
+
+    def scaled(self, share: float) -> _Load:
+        return _Load(
+            share, self.requests_per_s / self.share * share, self.clients / self.share * share, self.overhead_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
     """What every simulation of a plan shares."""
 
@@ -74,14 +92,15 @@ class Bench:
         nodes = self.nodes(offers, assignment)
         if not nodes or len(nodes) > MAX_REPLICAS:
             return None
-        clients, load = self._clients(offers, assignment), 1.0
-        stay_s = self._longest_s(offers, assignment)
+        stay_s, overhead_s = self._longest_s(offers, assignment), self._overhead_s(offers, assignment)
+        full = _Load(1.0, assignment.requests_per_s, self._clients(offers, assignment), overhead_s)
+        load = full
+        lifetimes = LIFETIMES_SATURATED if self.targets.ttft_s is None else LIFETIMES
         for _ in range(MAX_TRIES):
-            rate = assignment.requests_per_s * load
-            found = self._run(nodes, rate, clients * load, LIFETIMES * rate * stay_s, load)
+            found = self._run(nodes, load, lifetimes * load.requests_per_s * stay_s)
             if found.within_targets:
                 break
-            load *= min(STEP_DOWN[1], max(STEP_DOWN[0], self._margin(found)))
+            load = full.scaled(load.share * min(STEP_DOWN[1], max(STEP_DOWN[0], self._margin(found))))
         return found
 
     def _margin(self, found: Simulated) -> float:
@@ -122,9 +141,7 @@ class Bench:
             name=f"{kind.name}/{offer.role.value}/{server}/{replica}",
             role=offer.role,
             kv_capacity_tokens=int(fit.kv_tokens),
-            prefill=prefill_table(prefill_law(kind.accelerator, self.model, layout, kind.constants))
-            if prefills
-            else None,
+            prefill=self._prefill(kind, layout, offer.role) if prefills else None,
             decode=decode_table(decode_law(kind.accelerator, self.model, layout, kind.constants), offer.max_batch)
             if decodes
             else None,
@@ -133,6 +150,19 @@ class Bench:
             kv_bytes_per_token=mean_prompt / self.mix.isl_tokens,
             link_bytes_per_s=link,
         )
+
+    def _prefill(self, kind: NodeType, layout: Layout, role: Role) -> PrefillTable:
+        """Beside decode a prompt's fixed time holds nobody up (it is in `overhead_s`)."""
+        table = prefill_table(prefill_law(kind.accelerator, self.model, layout, kind.constants))
+        return dataclasses.replace(table, base_s=0.0) if role is Role.AGGREGATED else table
+
+    def _overhead_s(self, offers: tuple[Offers, ...], assignment: Assignment) -> float:
+        """Of a mean request: what `_prefill` leaves out on aggregated nodes."""
+        aggregated = [
+            counts[Role.AGGREGATED] * each.rate(Role.AGGREGATED) * each.node.constants.prefill_base_s
+            for each, counts in zip(offers, assignment.counts, strict=True)
+        ]
+        return math.fsum(aggregated) / assignment.requests_per_s
 
     def _clients(self, offers: tuple[Offers, ...], assignment: Assignment) -> float:
         """Under way at once, by Little's law over each server's own rate."""
@@ -149,36 +179,38 @@ class Bench:
                 total += counts[role] * chosen.requests_per_s * shares[role] * stay_s
         return total * SATURATION
 
-    def _run(
-        self, nodes: tuple[Node, ...], rate_per_s: float, clients: float, wanted: float, load: float
-    ) -> Simulated:
+    def _run(self, nodes: tuple[Node, ...], load: _Load, wanted: float) -> Simulated:
         requests = round(max(MIN_REQUESTS, min(MAX_REQUESTS, wanted)))
         relay = Relay(setup_s=self.relay.setup_ms * 1e-3, chunk_bytes=self.relay.chunk_bytes, work_requests=None)
-        scenario = Scenario(nodes, self._streams(rate_per_s, clients, requests), relay=relay, seed=self.seed)
-        return self._judged(simulate(scenario), load, requests, steady=wanted <= MAX_REQUESTS)
+        streams = tuple(self._stream(kind, load, requests) for kind in self.mix.kinds)
+        result = simulate(Scenario(nodes, streams, relay=relay, seed=self.seed))
+        return self._judged(result, load.share, requests, steady=wanted <= MAX_REQUESTS)
 
-    def _streams(self, rate_per_s: float, clients: float, requests: int) -> tuple[Stream, ...]:
-        streams = []
-        hits = self.mix.prefix_hit_share
-        for kind in self.mix.kinds:
-            own = max(50, round(requests * kind.share))
-            arrivals: Poisson | ClosedLoop = Poisson(rate_per_s * kind.share)
-            if self.targets.ttft_s is None:
-                # Kinds with long answers are under way for longer.
-                weight = kind.share * kind.osl.mean / self.mix.osl_tokens
-                arrivals = ClosedLoop(max(1, round(clients * weight)))
-            streams.append(
-                Stream(
-                    arrivals,
-                    own,
-                    kind.isl,
-                    kind.osl,
-                    name=kind.name,
-                    warmup_requests=int(own * WARMUP_SHARE),
-                    prefix_hits=PrefixHits(1.0, hits) if hits > 0 else None,
-                )
-            )
-        return tuple(streams)
+    def _stream(self, kind: Kind, load: _Load, requests: int) -> Stream:
+        own, hits = max(MIN_PER_KIND, round(requests * kind.share)), self.mix.prefix_hit_share
+        warmup = int(own * WARMUP_SHARE)
+        arrivals: Poisson | ClosedLoop = Poisson(load.requests_per_s * kind.share)
+        if self.targets.ttft_s is None:
+            # Kinds with long answers are under way for longer. Whole waves, since equal requests stay in step.
+            weight = kind.share * kind.osl.mean / self.mix.osl_tokens
+            clients = max(1, round(load.clients * weight))
+            waves = max(4, math.ceil(own / clients))
+            arrivals, own, warmup = ClosedLoop(clients), waves * clients, max(1, int(waves * WARMUP_SHARE)) * clients
+        return Stream(
+            arrivals,
+            own,
+            kind.isl,
+            kind.osl,
+            name=kind.name,
+            warmup_requests=warmup,
+            overhead_s=load.overhead_s,
+            prefix_hits=PrefixHits(1.0, hits) if hits > 0 else None,
+        )
+
+    def _rate(self, stream: StreamResult) -> float:
+        """Requests per second: without the drain at the end, unless all are equal and end in whole waves."""
+        in_step = self.targets.ttft_s is None and all(kind.constant for kind in self.mix.kinds)
+        return stream.requests_per_s if in_step else stream.steady_requests_per_s
 
     def _judged(self, result: Result, load: float, requests: int, *, steady: bool) -> Simulated:
         weights = [stream.measured for stream in result.streams]
@@ -193,8 +225,10 @@ class Bench:
         slow = self.targets.itl_s is not None and itl > self.targets.itl_s * (1 + TOLERANCE)
         return Simulated(
             load=load,
-            requests_per_s=math.fsum(stream.steady_requests_per_s for stream in result.streams),
-            output_tokens_per_s=math.fsum(stream.steady_output_tokens_per_s for stream in result.streams),
+            requests_per_s=math.fsum(self._rate(stream) for stream in result.streams),
+            output_tokens_per_s=math.fsum(
+                self._rate(stream) * kind.osl.mean for stream, kind in zip(result.streams, self.mix.kinds, strict=True)
+            ),
             ttft_p50_s=ttft,
             ttft_p90_s=mean([stream.ttft_s.p90 for stream in result.streams]),
             itl_s=itl,

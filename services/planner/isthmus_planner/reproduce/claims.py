@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from isthmus_planner.reproduce.cross_vendor import Cell, CrossVendorRun
@@ -84,7 +85,7 @@ def _order(claim: Claim, cells: list[Cell]) -> Check:
         tolerance = CLEARLY
         holds = all(ratio <= 1 - CLEARLY for ratio in ratios)
     else:
-        holds = all(later < earlier for earlier, later in zip(ratios, ratios[1:], strict=False))
+        holds = all(later < earlier for earlier, later in itertools.pairwise(ratios))
     shown = "E2EL " + ", ".join(f"{ratio:.3f}" for ratio in ratios)
     return Check(claim.scenario, claim.says, None, shown, None, tolerance, holds)
 

@@ -1,4 +1,4 @@
-"""DeepSeek-R1 on one fast and two slow servers: alone, side by side, and prefill on the fast one for decode on the slow."""
+"""DeepSeek-R1 on one fast and two slow servers: alone, side by side, and the fast one prefilling for the slow ones."""
 
 from __future__ import annotations
 

@@ -71,9 +71,7 @@ def reproduce(*, seed: int = 0, ablations: bool = True) -> Reproduction:
         found = cross_vendor_checks(report, without)
         lost = tuple(f"{check.case}: {check.says}" for check in found if not check.holds)
         switched.append(
-            Ablation(
-                mechanism, without.e2el_geometric_mean, without.tps_geometric_mean, len(found) - len(lost), lost
-            )
+            Ablation(mechanism, without.e2el_geometric_mean, without.tps_geometric_mean, len(found) - len(lost), lost)
         )
     deepseek = run_deepseek(reports.deepseek, known.deepseek, known.deepseek.fitted.interference, seed)
     return Reproduction(
