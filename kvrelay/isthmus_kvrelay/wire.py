@@ -29,13 +29,13 @@ from typing import Annotated, Generic, Literal, TypedDict, TypeVar
 import xxhash
 from pydantic import BaseModel, Field, TypeAdapter
 
-from isthmus_kvrelay.core.events import FlowKey, Grant, SlotUse
+from isthmus_kvrelay.core.events import FlowKey, Grant, Offer, SlotUse
 from isthmus_kvrelay.framing import Count, Frame, Generation32, Interval, Name, pack, unpack
 from isthmus_shared.errors import Fault, ProtocolViolation
 from isthmus_shared.ids import Generation, Incarnation, TransferId
 
 MAGIC = b"ISTH"
-VERSION = 2
+VERSION = 3
 _HEADER = struct.Struct("!4sBBHIIIQQ16sI8s8sQ")
 HEADER_BYTES = _HEADER.size
 MAX_CONTROL_BYTES = 1 << 20
@@ -153,10 +153,42 @@ class OfFlow(OfTransfer):
     pull: Generation32
 
 
+Grants = Annotated[bytes, Field(max_length=MAX_GRANTS * _GRANT.size)]
+
+
+def pack_grants(grants: tuple[Grant, ...]) -> bytes:
+    return b"".join(_GRANT.pack(g.chunk, g.into.slot, g.into.use) for g in grants)
+
+
+def unpack_grants(packed: bytes) -> tuple[Grant, ...]:
+    if len(packed) % _GRANT.size:
+        raise ProtocolViolation("credit that ends within a grant")
+    return tuple(Grant(chunk, SlotUse(slot, use)) for chunk, slot, use in _GRANT.iter_unpack(packed))
+
+
 class Pull(OfFlow):
     """Consumer's relay → source's: I want that transfer."""
 
     kind: Literal["pull"] = "pull"
+
+
+class EagerPull(OfFlow):
+    """The same, with credit for the first chunks; it counts if the transfer is what is said here, and cut so."""
+
+    kind: Literal["eager_pull"] = "eager_pull"
+    total_bytes: Count
+    chunk_bytes: Count
+    manifest: Name
+    packed: Grants
+
+    def offer(self) -> Offer:
+        return Offer(self.total_bytes, self.chunk_bytes, self.manifest, unpack_grants(self.packed))
+
+
+class Declined(OfFlow):
+    """The answer to an eager pull whose credit will never be used. `Opened` follows as after a plain one."""
+
+    kind: Literal["declined"] = "declined"
 
 
 class Opened(OfFlow):
@@ -172,19 +204,15 @@ class Credit(OfFlow):
     """Consumer's relay → source's: these chunks may be sent, each into that slot."""
 
     kind: Literal["credit"] = "credit"
-    packed: Annotated[bytes, Field(max_length=MAX_GRANTS * _GRANT.size)]
+    packed: Grants
 
     @classmethod
     def batches(cls, key: FlowKey, pull: int, grants: tuple[Grant, ...]) -> Iterator[Credit]:
         for start in range(0, len(grants), MAX_GRANTS):
-            batch = grants[start : start + MAX_GRANTS]
-            packed = b"".join(_GRANT.pack(g.chunk, g.into.slot, g.into.use) for g in batch)
-            yield cls(**names_of(key, pull), packed=packed)
+            yield cls(**names_of(key, pull), packed=pack_grants(grants[start : start + MAX_GRANTS]))
 
     def grants(self) -> tuple[Grant, ...]:
-        if len(self.packed) % _GRANT.size:
-            raise ProtocolViolation("a credit frame that ends within a grant")
-        return tuple(Grant(chunk, SlotUse(slot, use)) for chunk, slot, use in _GRANT.iter_unpack(self.packed))
+        return unpack_grants(self.packed)
 
 
 class Done(OfFlow):
@@ -229,7 +257,7 @@ class Pong(Frame):
     kind: Literal["pong"] = "pong"
 
 
-LaneMessage = Pull | Opened | Credit | Done | Abort | Revoke | Quiet | Feedback | Ping | Pong
+LaneMessage = Pull | EagerPull | Declined | Opened | Credit | Done | Abort | Revoke | Quiet | Feedback | Ping | Pong
 _ADAPTER: TypeAdapter[LaneMessage] = TypeAdapter(Annotated[LaneMessage, Field(discriminator="kind")])
 
 

@@ -363,6 +363,7 @@ class TcpTransport:
             ping_interval_s=self._settings.ping_interval_s,
             ping_timeout_s=self._settings.ping_timeout_s,
             report=self._mail.post,
+            deliver=self._mail.deliver,
             on_closing=self._lane_closing,
         )
         self._lanes[number] = lane
