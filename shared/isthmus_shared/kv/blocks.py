@@ -16,6 +16,8 @@ from torch import Tensor
 
 _UNITS = ((16, torch.complex128), (8, torch.int64), (4, torch.int32), (2, torch.int16))
 _PLAIN = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
+MIN_TAKEN_BYTES = 128
+"""Below it the index of a row, 8 bytes, costs more than it spares."""
 PAD_BYTES = 64
 """A cache line: rows of a power of two bytes would all fall into the same few sets of the cache."""
 
@@ -24,6 +26,8 @@ def gather_blocks(part: Tensor, ids: Tensor, place: Tensor) -> None:
     """`place` [n, tokens…, heads, dims…] becomes blocks `ids` (int64 [n], on the CPU) of `part` [blocks, …]."""
     if part.device.type != "cpu":
         place.copy_(part.index_select(0, ids.to(part.device, non_blocking=True)), non_blocking=True)
+        return
+    if _take_rows(part, ids, place):
         return
     cache, target = widen(part, place)
     if neighbours(ids):
@@ -71,12 +75,35 @@ def fits(tensor: Tensor, size: int) -> bool:
     return all(step * itemsize % size == 0 for step in steps)
 
 
-def _units(cache: Tensor, place: Tensor) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Both as numpy arrays of the longest units that lie in one piece in both."""
+def _take_rows(part: Tensor, ids: Tensor, place: Tensor) -> bool:
+    """Where runs lie apart in the cache but together in staging (K beside V): run by run, quickest by memcpy."""
+    run, axes = _run(part, place)
+    size, strides = run * part.element_size(), part.stride()[:axes]
+    gaps = axes > 1 and min(step for step, count in zip(strides, part.shape, strict=False) if count > 1) > run
+    if not gaps or size < MIN_TAKEN_BYTES or any(step % run for step in strides) or not place.is_contiguous():
+        return False
+    index = ids * (strides[0] // run)
+    for step, count in zip(strides[1:], part.shape[1:axes], strict=True):
+        index = index.unsqueeze(-1) + torch.arange(count) * (step // run)
+    whole = sum((count - 1) * step for count, step in zip(part.shape, strides, strict=False)) + run
+    cache = _array(part.as_strided((whole // run, run), (run, 1)), 1, run)
+    target = _array(place.view(-1, run), 1, run)
+    np.take(cache, index.view(-1).numpy(), out=target, mode="clip")
+    return True
+
+
+def _run(cache: Tensor, place: Tensor) -> tuple[int, int]:
+    """Length in elements of the pieces that are dense in both, and how many axes are left."""
     run, axes = 1, cache.dim()
     while axes > 1 and all(one.shape[axes - 1] == 1 or one.stride(axes - 1) == run for one in (cache, place)):
         run *= cache.shape[axes - 1]
         axes -= 1
+    return run, axes
+
+
+def _units(cache: Tensor, place: Tensor) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Both as numpy arrays of the longest units that lie in one piece in both."""
+    run, axes = _run(cache, place)
     return _array(cache, axes, run), _array(place, axes, run)
 
 

@@ -211,6 +211,8 @@ def _copy_part(part: Tensor, table: Tensor, token_start: int, token_end: int, pl
     assert place.dtype == part.dtype, f"staging of {place.dtype} for a cache of {part.dtype}"
     size = part.shape[1] * part.shape[2]
     assert token_end <= len(table) * size, f"a table of {len(table)} blocks for token {token_end}"
+    ids = table[token_start // size : -(-token_end // size)]
+    assert 0 <= int(ids.min()) <= int(ids.max()) < part.shape[0], f"blocks {ids.tolist()} of {part.shape[0]}"
     first, last = -(-token_start // size), token_end // size
     if token_start < first * size:
         block = first - 1
