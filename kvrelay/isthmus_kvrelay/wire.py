@@ -13,8 +13,10 @@
 Big-endian. Chunk fields are zero in a control frame. The checksum is XXH3-64, seeded with what the chunk is said to
 be, so that bytes of another transfer, generation or chunk never pass.
 
-A train is a header of type TRAIN whose payload is the headers of up to `MAX_TRAIN_CHUNKS` chunks; their payloads
-follow in that order. So the receiver knows where all of them go before the first comes, and takes them in one call.
+Chunks travel in trains. A train is a header of type TRAIN whose payload is the headers of 1 to `MAX_TRAIN_CHUNKS`
+chunks, with no checksum in them; then their payloads in that order; then the payloads' checksums, 8 bytes each. So the
+receiver knows where all of them go before the first comes, and either end passes over the bytes once, when it hashes
+what it is about to send or has just received. Over verbs there are no trains: a chunk's header has its checksum.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ MAX_GRANTS = 32_768
 """Grants in one Credit frame (8 GiB of KV at the default slot size); more go in further frames."""
 MAX_TRAIN_CHUNKS = 64
 """Chunks in one train; with their headers far below the 1024 buffers that the kernel takes in one call."""
+CHECKSUM_BYTES = 8
 _MASK = 2**64 - 1
 M = TypeVar("M", bound=BaseModel)
 
@@ -115,11 +118,19 @@ def flow_digest(key: FlowKey) -> bytes:
     return hashlib.blake2b(f"{key.generation}:{key.transfer_id}".encode(), digest_size=16).digest()
 
 
-def checksum(payload: memoryview | bytes | bytearray, *, flow: bytes, chunk: int) -> int:
-    """XXH3-64 of a chunk; the GIL is released while it is computed."""
-    seed = (int.from_bytes(flow[:8], "big") + chunk) & _MASK
+def seed_of(*, flow: bytes, chunk: int) -> int:
+    """What a chunk's checksum starts from, by its flow's digest and its number."""
+    return (int.from_bytes(flow[:8], "big") + chunk) & _MASK
+
+
+def seeded_checksum(payload: memoryview | bytes | bytearray, seed: int) -> int:
+    """XXH3-64; the GIL is released while it is computed."""
     value: int = xxhash.xxh3_64_intdigest(payload, seed=seed)
     return value
+
+
+def checksum(payload: memoryview | bytes | bytearray, *, flow: bytes, chunk: int) -> int:
+    return seeded_checksum(payload, seed_of(flow=flow, chunk=chunk))
 
 
 # --- control frames -------------------------------------------------------------------------------------------------
