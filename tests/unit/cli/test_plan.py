@@ -64,7 +64,12 @@ BAD = {
         "does not fit into",
         "shorten",
     ),
-    "weights that fit nowhere": ({"nodes": [{"accelerator": "n300", "count": 1, "accelerators": 1}]}, WORKLOAD, "n300", "fit"),
+    "weights that fit nowhere": (
+        {"nodes": [{"accelerator": "n300", "count": 1, "accelerators": 1}]},
+        WORKLOAD,
+        "n300",
+        "fit",
+    ),
     "a price that is unknown": (
         {"nodes": [{"accelerator": "mi308x", "count": 1}]},
         workload(objective="price"),
@@ -121,7 +126,9 @@ def test_a_negative_figure_in_a_profile_of_ones_own_is_refused(tmp_path: Path) -
 
 
 def test_both_trace_formats_are_read(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"timestamp": 0, "input_length": 500, "output_length": 50, "hash_ids": [1]}\n' * 9)
+    (tmp_path / "a.jsonl").write_text(
+        '{"timestamp": 0, "input_length": 500, "output_length": 50, "hash_ids": [1]}\n' * 9
+    )
     (tmp_path / "a.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16,500,50\n" * 9)
     mixes = []
     for name in ("a.jsonl", "a.csv"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 640, 320
-LEFT, RIGHT, TOP, BOTTOM = 70, 20, 34, 46
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 62, 46
 COLOURS = {"prefill": "#c2571a", "decode": "#1f6f8b", "aggregated": "#7a8b3c", "idle": "#d8d8d8"}
 INK, FAINT, ACCENT = "#222", "#ddd", "#1f6f8b"
 TICKS = 5
@@ -67,8 +67,8 @@ def bars(title: str, unit: str, items: Sequence[Bar], dot_label: str = "") -> st
             parts.append(_circle(centre + half * 0.55, _y(each.dot, marks), 5, "#c2571a"))
         parts.append(_text(centre, HEIGHT - BOTTOM + 18, _cut(each.label, int(each_width / 6.5))))
     if dot_label:
-        parts.append(_circle(LEFT + plot_width - 150, TOP - 14, 5, "#c2571a"))
-        parts.append(_text(LEFT + plot_width - 140, TOP - 10, dot_label, anchor="start"))
+        parts.append(_circle(LEFT + plot_width - 80, TOP - 20, 5, "#c2571a"))
+        parts.append(_text(LEFT + plot_width - 70, TOP - 16, dot_label, anchor="start"))
     return _svg(title, parts)
 
 
@@ -100,17 +100,21 @@ def stacks(title: str, unit: str, items: Sequence[tuple[str, Sequence[tuple[str,
             if value > 0:
                 top = _y(below + value, marks)
                 drawn.append(_rect(centre - half, top, 2 * half, _y(below, marks) - top, COLOURS[kind], 0.9))
-                drawn.append(_text(centre, (top + _y(below, marks)) / 2 + 4, short(value), fill="#fff"))
+                drawn.append(
+                    _text(
+                        centre, (top + _y(below, marks)) / 2 + 4, short(value), fill=INK if kind == "idle" else "#fff"
+                    )
+                )
                 below += value
         drawn.append(_text(centre, HEIGHT - BOTTOM + 18, _cut(label, int(each_width / 6.5))))
     for index, (kind, colour) in enumerate(COLOURS.items()):
-        drawn.append(_rect(WIDTH - RIGHT - 330 + 85 * index, TOP - 22, 10, 10, colour, 0.9))
-        drawn.append(_text(WIDTH - RIGHT - 316 + 85 * index, TOP - 13, kind, anchor="start"))
+        drawn.append(_rect(WIDTH - RIGHT - 350 + 92 * index, TOP - 26, 10, 10, colour, 0.9))
+        drawn.append(_text(WIDTH - RIGHT - 336 + 92 * index, TOP - 16, kind, anchor="start"))
     return _svg(title, drawn)
 
 
 def _frame(title: str, unit: str, marks: Sequence[float]) -> list[str]:
-    parts = [_text(LEFT, 14, title, anchor="start", weight="bold"), _text(8, TOP - 8, unit, anchor="start")]
+    parts = [_text(12, 20, title, anchor="start", weight="bold"), _text(12, TOP - 16, unit, anchor="start")]
     for mark in marks:
         y = _y(mark, marks)
         parts.append(_line(LEFT, y, WIDTH - RIGHT, y, FAINT if mark else INK, 1.0))

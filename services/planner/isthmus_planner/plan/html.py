@@ -13,7 +13,8 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1340px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .verdict { font-size: 1.15rem; border-left: 4px solid #c2571a; padding: .4rem 1rem; background: #faf6f2; }
-table { border-collapse: collapse; } td, th { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }
+table { border-collapse: collapse; }
+td, th { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
 td:first-child, th:first-child { text-align: left; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(520px, 1fr)); gap: 1.5rem; }
 svg { width: 100%; height: auto; border: 1px solid #eee; }
@@ -29,8 +30,9 @@ def plan_html(plan: Plan) -> str:
         f"<p>{escape(asked(plan))}</p>",
         "<h2>Plans compared</h2>",
         _table(options),
-        '<p class="small">p50 is what the closed forms say; nine in ten clusters should do at least as well as p90, '
-        "by the model's error. Simulated: at the highest load tried at which the targets are met.</p>",
+        '<p class="small">p50 / p90: p50 is what the closed forms say; nine in ten clusters should do at least as '
+        "well as p90, by the model's error. Simulated (p50 / p90 of requests): at the highest load tried at which the "
+        "targets are met.</p>",
         f'<div class="charts">{"".join(_charts(plan, options))}</div>',
         "<h2>Why</h2>",
         "<ul>" + "".join(f"<li>{escape(reason)}</li>" for reason in plan.reasons) + "</ul>",
@@ -104,30 +106,16 @@ def _charts(plan: Plan, options: list[tuple[str, Option]]) -> list[str]:
 
 
 def _table(options: list[tuple[str, Option]]) -> str:
-    head = (
-        "plan",
-        "req/s p50",
-        "p90",
-        "output tok/s p50",
-        "p90",
-        "$/M p50",
-        "p90",
-        "TTFT p50",
-        "p90",
-        "ITL p50",
-        "p90",
-    )
-    rows = [
-        "<tr>"
-        + "".join(f"<th>{cell}</th>" for cell in (*head, "sim. req/s", "TTFT p50/p90", "ITL", "constants"))
-        + "</tr>"
-    ]
+    """Closed forms as p50 / p90, then the simulator."""
+    head = ["plan", "requests/s", "output tok/s", "$ per M output", "TTFT ms", "ITL ms", "constants"]
+    head += ["simulated requests/s", "TTFT ms", "ITL ms"]
+    rows = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in head) + "</tr>"]
     for name, option in options:
-        cells = [name, *_pair(option.requests_per_s, 1, 2), *_pair(option.output_tokens_per_s, 1, 0)]
         price = option.usd_per_m_output_tokens
-        cells += _pair(price, 1, 3) if price is not None else ["?", "?"]
-        cells += [*_pair(option.ttft_s, 1e3, 0, " ms"), *_pair(option.itl_s, 1e3, 2, " ms"), *_simulated(option)]
-        cells.append("calibrated" if option.calibrated else "specification")
+        cells = [name, _pair(option.requests_per_s, 1, 2), _pair(option.output_tokens_per_s, 1, 0)]
+        cells += ["unknown" if price is None else _pair(price, 1, 3)]
+        cells += [_pair(option.ttft_s, 1e3, 0), _pair(option.itl_s, 1e3, 2)]
+        cells += ["calibrated" if option.calibrated else "specification", *_simulated(option)]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     return "<table>" + "".join(rows) + "</table>"
 
@@ -136,12 +124,14 @@ def _simulated(option: Option) -> list[str]:
     found = option.simulated
     if found is None:
         return ["–", "–", "–"]
-    ttft = f"{found.ttft_p50_s * 1e3:.0f} / {found.ttft_p90_s * 1e3:.0f} ms"
-    return [f"{found.requests_per_s:.2f}", ttft, f"{found.itl_s * 1e3:.2f} ms"]
+    rate = f"{found.requests_per_s:,.2f}" + ("" if found.steady else " (unsettled)")
+    rate += "" if found.within_targets else " (late)"
+    ttft, itl = Range(found.ttft_p50_s, found.ttft_p90_s), Range(found.itl_s, found.itl_p90_s)
+    return [rate, _pair(ttft, 1e3, 0), _pair(itl, 1e3, 2)]
 
 
-def _pair(value: Range, scale: float, digits: int, unit: str = "") -> list[str]:
-    return [f"{each * scale:,.{digits}f}{unit}" for each in (value.p50, value.p90)]
+def _pair(value: Range, scale: float, digits: int) -> str:
+    return " / ".join(f"{each * scale:,.{digits}f}" for each in (value.p50, value.p90))
 
 
 def _settings(plan: Plan) -> list[str]:
