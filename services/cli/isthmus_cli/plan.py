@@ -121,7 +121,8 @@ def _servers_table(made: Plan) -> Table:
         by_role = {role.value: count for role, count in used.items()}
         cells = [_count(by_role.get(role, 0.0)) for role in ("prefill", "decode", "aggregated")]
         idle = _count(each.node.count - sum(used.values()))
-        origin = "calibrated" if each.node.constants.calibrated else "specification"
+        calibrated = all(each.by_role[role].constants.calibrated for role in used)
+        origin = "–" if not used else "calibrated" if calibrated else "not calibrated"
         table.add_row(each.node.name, str(each.node.count), *cells, idle, layouts, origin)
     return table
 

@@ -32,7 +32,7 @@ SPLIT, WHOLE = frozenset({Role.PREFILL, Role.DECODE}), frozenset({Role.AGGREGATE
 
 def node(name: str, constants: Constants, **changes: Any) -> NodeType:
     profile = catalog.accelerator(name)
-    kind = NodeType(name, profile, constants, 1, 8, 10.0, 8 * 50e9, (8,))
+    kind = NodeType(name, profile, lambda layout, batch: constants, 1, 8, 10.0, 8 * 50e9, (8,))
     return dataclasses.replace(kind, **changes)
 
 
@@ -42,11 +42,10 @@ def mix(isl: int, osl: int) -> Mix:
 
 def pair(isl: int, osl: int, itl_s: float, interference: float = 1.0) -> tuple[Offers, ...]:
     model = catalog.model("gpt-oss-120b")
-    kinds = (node("h100", H100), node("mi300x", MI300X))
-    kinds = tuple(
-        dataclasses.replace(each, constants=dataclasses.replace(each.constants, interference=interference))
-        for each in kinds
-    )
+    kinds = [
+        node(name, dataclasses.replace(constants, interference=interference))
+        for name, constants in (("h100", H100), ("mi300x", MI300X))
+    ]
     return tuple(offers(each, model, mix(isl, osl), Targets(None, itl_s), relay=RelaySpec()) for each in kinds)
 
 
@@ -56,7 +55,7 @@ def made_up(rates: list[tuple[float, float, float]], counts: list[int], prices: 
     for index, (each, count, price) in enumerate(zip(rates, counts, prices, strict=True)):
         kind = dataclasses.replace(node("h100", H100), name=f"t{index}", count=count, price_usd_per_h=price)
         by_role = {
-            role: Offer(role, 8, 1, rate, 8, 0.01, 0.1, "made up") for role, rate in zip(ROLES, each, strict=True)
+            role: Offer(role, 8, 1, rate, 8, 0.01, 0.1, "made up", H100) for role, rate in zip(ROLES, each, strict=True)
         }
         found.append(Offers(kind, by_role, {}))
     return tuple(found)

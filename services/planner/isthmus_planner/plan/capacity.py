@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,8 @@ class NodeType:
 
     name: str
     accelerator: AcceleratorProfile
-    constants: Constants
+    constants_for: Callable[[Layout, float | None], Constants]
+    """For a layout, and sequences at once (None: not known yet)."""
     count: int
     accelerators: int
     price_usd_per_h: float | None
@@ -69,6 +70,8 @@ class Offer:
     """Without a queue where no TTFT target is given."""
     limit: str
     """What it is that allows no more."""
+    constants: Constants
+    """What it was computed with."""
     block_tokens: int = 16
     receive_bytes_per_s: float = 0.0
     """KV that one replica takes in at that rate."""
@@ -122,7 +125,7 @@ def offers(
         whys: list[str] = []
         for layout in fitting:
             try:
-                maker = _Maker(node, model, mix, targets, relay, layout, max_batch)
+                maker = _Maker(node, model, mix, targets, relay, layout, max_batch, node.constants_for(layout, None))
                 candidates.append(maker.offer(role))
             except ConfigInvalid as error:
                 whys.append(error.what)
@@ -149,6 +152,7 @@ class _Maker:
     relay: RelaySpec
     layout: Layout
     max_batch: int
+    constants: Constants
 
     @property
     def replicas(self) -> int:
@@ -191,7 +195,7 @@ class _Maker:
             rate, limit = wire, "network"
         if rate <= 0:
             limit = f"a prompt alone takes {alone_s * 1e3:.0f} ms to its first token"
-        return Offer(Role.PREFILL, self.layout.tp, self.replicas, rate, 0, 0.0, ttft_s, limit)
+        return Offer(Role.PREFILL, self.layout.tp, self.replicas, rate, 0, 0.0, ttft_s, limit, self.constants)
 
     def _decode(self, block_tokens: int) -> Offer:
         batch, step_s, room = self._steps()
@@ -211,15 +215,16 @@ class _Maker:
             float(itl_s[best - 1]) if best else 0.0,
             0.0,
             limit,
+            self._constants_at(best),
             block_tokens,
             rate / self.replicas * self.kv_bytes,
         )
 
     def _aggregated(self) -> Offer:
         """Every prompt holds up everyone who decodes: ITL = τ / (1 - rate · E[work])."""
-        law, constants = self._prefill_law(), self.node.constants
+        law = self._prefill_law()
         batch, step_s, room = self._steps()
-        work_s = constants.interference * self.mix.prompt_mean(law.work_s)
+        work_s = self.constants.interference * self.mix.prompt_mean(law.work_s)
         itl_s = step_s + batch * work_s / self.mix.steps
         allowed = itl_s <= (self.targets.itl_s or math.inf)
         alone_s = self.mix.prompt_mean(law.time_s)
@@ -245,7 +250,12 @@ class _Maker:
             float(itl_s[at]),
             float(ttft_s[at]),
             limit,
+            self._constants_at(best),
         )
+
+    def _constants_at(self, batch: int) -> Constants:
+        """With the uncertainty at that batch, which may be beyond what was measured."""
+        return self.node.constants_for(self.layout, float(batch)) if batch else self.constants
 
     def _steps(self) -> tuple[np.ndarray, np.ndarray, int]:
         """Batch sizes from 1, the step's seconds at each, and how many sequences memory holds."""
@@ -290,10 +300,10 @@ class _Maker:
         return self.node.nic_bytes_per_s / self.kv_bytes
 
     def _prefill_law(self) -> PrefillLaw:
-        return prefill_law(self.node.accelerator, self.model, self.layout, self.node.constants)
+        return prefill_law(self.node.accelerator, self.model, self.layout, self.constants)
 
     def _decode_law(self) -> DecodeLaw:
-        return decode_law(self.node.accelerator, self.model, self.layout, self.node.constants)
+        return decode_law(self.node.accelerator, self.model, self.layout, self.constants)
 
 
 def wait_s(load: np.ndarray, replicas: int, alone_s: float, square_s2: float) -> np.ndarray:

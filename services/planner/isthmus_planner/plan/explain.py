@@ -113,14 +113,24 @@ def reasons(offers: Sequence[Offers], best: Option, fastest: Assignment, fractio
     if gain > EVEN:
         divided = _divided(offers, fractional)
         lines.append(f"Dividing servers between roles ({divided}) would give {gain:.0%} more than whole ones can.")
-    unsure = [each.node.name for each in offers if not each.node.constants.calibrated]
-    if unsure:
-        lines.append(f"From specification alone, hence with the wide p90: {', '.join(unsure)}.")
+    lines += _origins(offers, best.assignment)
     for each in offers:
         whys = sorted({f"{role.value}: {why}" for role, why in each.refused.items() if why})
         if whys:
             lines.append(f"{each.node.name} cannot take every role ({'; '.join(whys)}).")
     return tuple(lines)
+
+
+def _origins(offers: Sequence[Offers], assignment: Assignment) -> list[str]:
+    """Of what the plan makes use of and no measurement covers, with the error to expect."""
+    unsure: dict[str, list[str]] = {}
+    for each, counts in zip(offers, assignment.counts, strict=True):
+        for role, offer in each.by_role.items():
+            if counts[role] > 0 and not offer.constants.calibrated:
+                why = offer.constants.source.split(" (")[0]
+                spread = max(offer.constants.spread_of(quantity) for quantity in ("tpot", "throughput"))
+                unsure.setdefault(f"{why}; p90 is {spread:.2f} times p50", []).append(f"{each.node.name} {role.value}")
+    return [f"Not calibrated here: {', '.join(who)} ({why})." for why, who in unsure.items()]
 
 
 def _advantage(offers: Sequence[Offers]) -> str:
@@ -169,7 +179,7 @@ def settings(offers: Sequence[Offers], best: Option, bench: Bench) -> Settings |
 def _lane(offers: Offers, offer: Offer, bench: Bench) -> LaneSettings:
     node = offers.node
     layout = Layout(tp=offer.tp, kv=bench.kv_precision)
-    law = decode_law(node.accelerator, bench.model, layout, node.constants)
+    law = decode_law(node.accelerator, bench.model, layout, offer.constants)
     ranks = kv.shard(bench.model, layout)
     layer_bytes = offer.block_tokens * kv.layer_bytes_per_token(bench.model, layout)
     bandwidth = node.accelerator.need("memory_bytes_per_s", "decode")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from isthmus_planner.cost import catalog
 from isthmus_planner.cost.constants import Constants
+from isthmus_planner.cost.layout import Layout
 from isthmus_planner.cost.profiles import AcceleratorProfile, ModelProfile
 from isthmus_planner.plan import explain
 from isthmus_planner.plan.capacity import NodeType, Offers, Targets, offers
@@ -66,7 +68,7 @@ def make_plan(cluster: ClusterFile, workload: WorkloadFile, base: Path, *, seed:
     """`base`: the folder that profile files are relative to. Raises `ConfigInvalid` when nothing can be planned."""
     model, mix = catalog.model(workload.model), _mix(workload)
     targets = Targets(_seconds(workload.ttft_ms), _seconds(workload.itl_ms))
-    kinds = tuple(_node_type(spec, model, base) for spec in _unique(cluster.nodes))
+    kinds = tuple(_node_type(spec, model, mix, base) for spec in _unique(cluster.nodes))
     found = tuple(
         offers(
             kind,
@@ -188,7 +190,7 @@ def _unique(specs: tuple[NodeTypeSpec, ...]) -> tuple[NodeTypeSpec, ...]:
     return specs
 
 
-def _node_type(spec: NodeTypeSpec, model: ModelProfile, base: Path) -> NodeType:
+def _node_type(spec: NodeTypeSpec, model: ModelProfile, mix: Mix, base: Path) -> NodeType:
     profile = accelerator(spec.accelerator, base)
     each_price = spec.price_usd_per_h if spec.price_usd_per_h is not None else profile.price_usd_per_h
     nic = None if profile.nic_bits_per_s is None else profile.nic_bits_per_s * spec.accelerators
@@ -201,7 +203,7 @@ def _node_type(spec: NodeTypeSpec, model: ModelProfile, base: Path) -> NodeType:
     return NodeType(
         name=spec.name or profile.name,
         accelerator=profile,
-        constants=constants_of(profile, model, spec.constants),
+        constants_for=_constants_for(profile, model, spec.constants, mix),
         count=spec.count,
         accelerators=spec.accelerators,
         price_usd_per_h=None if each_price is None else each_price * spec.accelerators,
@@ -210,13 +212,19 @@ def _node_type(spec: NodeTypeSpec, model: ModelProfile, base: Path) -> NodeType:
     )
 
 
-def constants_of(profile: AcceleratorProfile, model: ModelProfile, own: dict[str, float]) -> Constants:
+def _constants_for(
+    profile: AcceleratorProfile, model: ModelProfile, own: dict[str, float], mix: Mix
+) -> Callable[[Layout, float | None], Constants]:
     """The package's for this pair, with an operator's own in their place where given."""
-    constants = Constants()
-    if own:
+
+    def found(layout: Layout, concurrency: float | None) -> Constants:
+        constants = Constants()
+        if not own:
+            return constants
         changed: dict[str, Any] = {**own, "source": "cluster file", "calibrated": True}
         return dataclasses.replace(constants, **changed)
-    return constants
+
+    return found
 
 
 def _require_prices(kinds: tuple[NodeType, ...], workload: WorkloadFile) -> None:

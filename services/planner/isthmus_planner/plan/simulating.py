@@ -31,6 +31,8 @@ MIN_PER_KIND = 50
 MAX_REQUESTS = 200_000
 """A second or two; a cluster that needs more is not simulated to its steady state, and the plan says so."""
 WARMUP_SHARE = 0.25
+LEAST_INTERFERENCE = -0.95
+"""Of prefill beside decode, in the simulator's terms: 0 stops decode for as long as the prompt takes."""
 MAX_TRIES = 4
 """Loads tried until the simulator finds the targets met; each next one is lower by as much as the last one missed."""
 STEP_DOWN = (0.5, 0.96)
@@ -141,26 +143,28 @@ class Bench:
             name=f"{kind.name}/{offer.role.value}/{server}/{replica}",
             role=offer.role,
             kv_capacity_tokens=int(fit.kv_tokens),
-            prefill=self._prefill(kind, layout, offer.role) if prefills else None,
-            decode=decode_table(decode_law(kind.accelerator, self.model, layout, kind.constants), offer.max_batch)
+            prefill=self._prefill(kind, layout, offer) if prefills else None,
+            decode=decode_table(decode_law(kind.accelerator, self.model, layout, offer.constants), offer.max_batch)
             if decodes
             else None,
             interleave=Interleave.PREFILL_FIRST,
-            interference=max(0.0, kind.constants.interference - 1.0),
+            interference=max(LEAST_INTERFERENCE, offer.constants.interference - 1.0),
             kv_bytes_per_token=mean_prompt / self.mix.isl_tokens,
             link_bytes_per_s=link,
         )
 
-    def _prefill(self, kind: NodeType, layout: Layout, role: Role) -> PrefillTable:
+    def _prefill(self, kind: NodeType, layout: Layout, offer: Offer) -> PrefillTable:
         """Beside decode a prompt's fixed time holds nobody up (it is in `overhead_s`)."""
-        table = prefill_table(prefill_law(kind.accelerator, self.model, layout, kind.constants))
-        return dataclasses.replace(table, base_s=0.0) if role is Role.AGGREGATED else table
+        table = prefill_table(prefill_law(kind.accelerator, self.model, layout, offer.constants))
+        return dataclasses.replace(table, base_s=0.0) if offer.role is Role.AGGREGATED else table
 
     def _overhead_s(self, offers: tuple[Offers, ...], assignment: Assignment) -> float:
         """Of a mean request: what `_prefill` leaves out on aggregated nodes."""
         aggregated = [
-            counts[Role.AGGREGATED] * each.rate(Role.AGGREGATED) * each.node.constants.prefill_base_s
+            counts[Role.AGGREGATED] * offer.requests_per_s * offer.constants.prefill_base_s
             for each, counts in zip(offers, assignment.counts, strict=True)
+            for offer in (each.by_role.get(Role.AGGREGATED),)
+            if offer is not None
         ]
         return math.fsum(aggregated) / assignment.requests_per_s
 
