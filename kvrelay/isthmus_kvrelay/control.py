@@ -17,7 +17,7 @@ from isthmus_shared.errors import Fault, ProtocolViolation
 from isthmus_shared.ids import Generation, TransferId
 from isthmus_shared.messages.work import RelayRef, WorkerRef
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 FD_BYTE = b"P"
 MAX_CLIENT_FRAME_BYTES = 1 << 20
 """Largest frame a client may send; the largest real one declares 65,536 chunks filled at once."""
@@ -25,10 +25,14 @@ MAX_RELAY_FRAME_BYTES = 16 << 20
 """Largest frame a relay may send: the slots of a flow of four million chunks."""
 MAX_CHUNKS_PER_FRAME = 65_536
 MAX_DURATION_S = 86_400.0
+MAX_NAME_BYTES = 108
+"""Of a unix socket's address."""
+TOKEN_BYTES = 16
 
 _INDEX = struct.Struct("!I")
 MAX_FILLED_BYTES = MAX_CHUNKS_PER_FRAME * _INDEX.size
 Seconds = Annotated[float, Field(gt=0, le=MAX_DURATION_S)]
+Token = Annotated[bytes, Field(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
 Indices = Annotated[bytes, Field(max_length=MAX_RELAY_FRAME_BYTES - 4_096)]
 
 
@@ -69,6 +73,8 @@ class Hello(Frame):
     kind: Literal["hello"] = "hello"
     version: int = PROTOCOL_VERSION
     worker: WorkerRef
+    bell: Annotated[bytes, Field(max_length=MAX_NAME_BYTES)] = b""
+    """Name of the socket at which producers on this node tell the client that a transfer is filled; empty: none."""
 
 
 class OpenSinkRequest(_OfFlow):
@@ -105,6 +111,8 @@ class OpenSourceRequest(_OfFlow):
 
 class ReleaseNotice(_OfFlow):
     kind: Literal["release"] = "release"
+    consumed: bool
+    """All had arrived; otherwise the client gives up."""
 
 
 class AbortRequest(_OfFlow):
@@ -172,9 +180,27 @@ class SinkOpenedNotice(_OfFlow):
     chunk_bytes: Count
 
 
+class SinkAttachedNotice(_OfFlow):
+    """The consumer is on this node too: when all is filled, its bell may be rung with that token."""
+
+    kind: Literal["sink_attached"] = "sink_attached"
+    bell: Annotated[bytes, Field(min_length=1, max_length=MAX_NAME_BYTES)]
+    token: Token
+
+
 class SinkEndedNotice(_OfFlow):
     kind: Literal["sink_ended"] = "sink_ended"
     fault: Fault | None = None
+
+
+class SourceAttachedNotice(_OfFlow):
+    """The producer is on this node too, and still fills these slots. They are the client's until it releases them."""
+
+    kind: Literal["source_attached"] = "source_attached"
+    pull: Generation32
+    slots: Indices
+    chunk_bytes: Count
+    token: Token
 
 
 class SourceReadyNotice(_OfFlow):
@@ -190,7 +216,16 @@ class SourceFailedNotice(_OfFlow):
     fault: Fault
 
 
-RelayMessage = Welcome | Refused | SinkOpenedNotice | SinkEndedNotice | SourceReadyNotice | SourceFailedNotice
+RelayMessage = (
+    Welcome
+    | Refused
+    | SinkOpenedNotice
+    | SinkAttachedNotice
+    | SinkEndedNotice
+    | SourceAttachedNotice
+    | SourceReadyNotice
+    | SourceFailedNotice
+)
 
 _FROM_CLIENT: TypeAdapter[ClientMessage] = TypeAdapter(Annotated[ClientMessage, Field(discriminator="kind")])
 _FROM_RELAY: TypeAdapter[RelayMessage] = TypeAdapter(Annotated[RelayMessage, Field(discriminator="kind")])

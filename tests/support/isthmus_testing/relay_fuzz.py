@@ -83,7 +83,7 @@ def client_words(random: Random) -> Payload:
             names
             | {"kind": "open_source", "source": relay, "total_bytes": size, "manifest": "m", "deadline_s": seconds}
             | {"pull": pull, "kv_tokens": random.randrange(100)},
-            names | {"kind": "release"},
+            names | {"kind": "release", "consumed": random.random() < 0.5},
             names | {"kind": "abort", "fault": cancelled},
             {"kind": "step", "step_s": 0.02, "kv_blocks_free": random.randrange(9), "kv_block_tokens": 16},
             {"kind": "itl", "itl_s": 0.03, "target_s": 0.02},
@@ -103,6 +103,8 @@ def lane_words(random: Random) -> Payload:
     return random.choice(
         [
             names | {"kind": "pull"},
+            names | {"kind": "eager_pull", "packed": grants} | opened,
+            names | {"kind": "declined"},
             names | {"kind": "opened"} | opened,
             names | {"kind": "credit", "packed": grants},
             names | {"kind": "done"},
