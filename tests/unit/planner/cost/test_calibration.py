@@ -137,18 +137,20 @@ def test_an_unmeasured_accelerator_gets_the_habits_of_its_engine_and_model() -> 
 
 
 def test_held_out_configurations_of_the_public_data_are_predicted(public: dict[GroupKey, Group]) -> None:
-    """The targets: decode ITL 4 %, E2EL 6 %, throughput 6 % for every pair of accelerator and model."""
-    held = evaluation.hold_out(public, {}, {}, points=None, seed=0)
-    assert all(abs(len(held.judged[key]) - len(group) / 2) <= 0.5 for key, group in public.items())
-    pairs = evaluation.pooled(held.errors())
+    """The targets: decode ITL 4 %, E2EL 6 %, throughput 6 % for every pair of accelerator and model, over two halvings;
+    a single one may leave out every long prompt of a pair."""
+    halves = [evaluation.hold_out(public, {}, {}, points=None, seed=seed) for seed in (0, 1)]
+    for held in halves:
+        assert all(abs(len(held.judged[key]) - len(group) / 2) <= 0.5 for key, group in public.items())
+    pairs = evaluation.pooled(halves[0].errors())
+    for pair, errors in evaluation.pooled(halves[1].errors()).items():
+        pairs[pair].merge(errors)
     assert len(pairs) == 6
     for pair, errors in pairs.items():
-        assert errors.mean("decode") <= 0.045, pair
+        assert errors.mean("decode") <= 0.041, pair
         assert errors.mean("e2el") <= 0.06, pair
         assert errors.mean("throughput") <= 0.06, pair
-    total = evaluation.together(pairs.values())
-    assert total.mean("decode") <= 0.035
-    assert total.mean("throughput_stall") <= 0.045
+    assert evaluation.together(pairs.values()).mean("throughput_stall") <= 0.045
 
 
 def test_runs_that_stood_still_are_named_and_explained_by_their_own_p99(public: dict[GroupKey, Group]) -> None:

@@ -65,9 +65,9 @@ def test_the_closed_form_agrees_with_stepping_through_every_token(clients: int, 
     assert found.tpot_s == pytest.approx(tpot_s, rel=0.04)
 
 
-def _step_by_step(clients: int, isl: int, osl: int, requests: int = 240) -> tuple[float, float]:
+def _step_by_step(clients: int, isl: int, osl: int) -> tuple[float, float]:
     """Requests per second and mean time per output token; every prompt is prefilled at once, before the next step."""
-    generator = random.Random(1)
+    generator, requests = random.Random(1), clients * 12
 
     def length() -> int:
         return round(osl * generator.uniform(0.8, 1.2))

@@ -10,7 +10,8 @@ from isthmus_planner.cost.calibration.evaluation import (
     errors_of,
     leave_one_accelerator_out,
     leave_one_out,
-    together,
+    pooled,
+    spread_of,
 )
 from isthmus_planner.cost.calibration.groups import Array, Group, GroupKey, Subject, grouped
 from isthmus_planner.cost.calibration.hierarchy import fit_all
@@ -73,10 +74,11 @@ def calibrate(groups: Mapping[GroupKey, Group], prior: Calibration, source: str)
 
 
 def specification_spread(groups: Mapping[GroupKey, Group], prior: Calibration) -> Mapping[str, float]:
-    """From leaving whole accelerators out; with a single one, what the prior knew."""
+    """From leaving whole accelerators out, each counting alike; with a single one, what the prior knew."""
     if len({key.accelerator for key in groups}) < 2:
         return prior.specification_spread
-    return together(leave_one_accelerator_out(groups).values()).spread()
+    by_accelerator = pooled(leave_one_accelerator_out(groups), lambda key: key.accelerator)
+    return spread_of(list(by_accelerator.values()))
 
 
 def constants_known(groups: Mapping[GroupKey, Group], calibration: Calibration) -> dict[GroupKey, Constants]:

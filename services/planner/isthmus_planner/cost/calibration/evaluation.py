@@ -6,7 +6,7 @@ Three ways of leaving out: single configurations, a random half of them, and eve
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,13 +49,21 @@ class Errors:
 
     def spread(self) -> dict[str, float]:
         """Per quantity the ratio that nine in ten measurements keep to, on the bad side of the prediction."""
-        found = {}
-        for name in QUANTITIES:
-            values = np.array(self.values.get(name, ()))
-            if len(values) >= MIN_FOR_SPREAD:
-                bad = -values if name == "throughput" else values
-                found[name] = float(np.exp(max(np.quantile(bad, SPREAD_QUANTILE), 0.0)))
-        return found
+        return spread_of([self])
+
+
+def spread_of(parts: Sequence[Errors]) -> dict[str, float]:
+    """The same over several parts that count alike, however many measurements each has."""
+    found = {}
+    for name in QUANTITIES:
+        values = [np.array(each.values[name]) for each in parts if each.values.get(name)]
+        if sum(map(len, values)) >= MIN_FOR_SPREAD:
+            bad = np.concatenate(values) * (-1.0 if name == "throughput" else 1.0)
+            weight = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in values])
+            order = np.argsort(bad, kind="stable")
+            reached = np.cumsum(weight[order]) >= SPREAD_QUANTILE * len(values) - 1e-9
+            found[name] = float(np.exp(max(bad[order][np.argmax(reached)], 0.0)))
+    return found
 
 
 def signed_errors(group: Group, constants: Constants) -> dict[str, Array]:
@@ -135,11 +143,13 @@ def leave_one_accelerator_out(
     return found
 
 
-def pooled(errors: Mapping[GroupKey, Errors]) -> dict[str, Errors]:
-    """By pair of accelerator and model, over engines, precisions and layouts."""
+def pooled(
+    errors: Mapping[GroupKey, Errors], by: Callable[[GroupKey], str] = lambda key: f"{key.accelerator} {key.model}"
+) -> dict[str, Errors]:
+    """By pair of accelerator and model, over engines, precisions and layouts; or by what `by` says."""
     found: defaultdict[str, Errors] = defaultdict(Errors)
     for key, each in errors.items():
-        found[f"{key.accelerator} {key.model}"].merge(each)
+        found[by(key)].merge(each)
     return dict(found)
 
 
