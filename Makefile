@@ -9,7 +9,7 @@ TORCH_INDEX_URL ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status chat test test-fast lint types format schemas sim relay-seeds relay-fuzz bench bench-relay bench-peers compose-up compose-test rdma-test rdma-kernel vllm-venv clean check-python
+.PHONY: help up down status chat test test-fast lint types format schemas sim relay-seeds relay-fuzz kv-forms bench bench-kv bench-relay bench-peers compose-up compose-test rdma-test rdma-kernel vllm-venv clean check-python
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -60,6 +60,12 @@ sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARG
 
 relay-seeds: $(VENV)/.dev  ## 2,000 fault schedules over 16 simulated relays (ARGS="--seeds 20 --flows 1000 --slots 512 --at-once")
 	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_storm $(ARGS)
+
+kv-forms: $(VENV)/.dev  ## 10,000 random crossings between KV layouts, shardings and FP8 flavours (ARGS="--cases 500 --first 7")
+	@PYTHONPATH=$(SOURCES):tests/support OMP_NUM_THREADS=1 $(BIN)/python -m isthmus_testing.kv_crossings $(ARGS)
+
+bench-kv: $(VENV)/.dev  ## KV conversions beside torch's own copies, on one core (docs/benchmarks.md)
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/kv_forms.py $(ARGS)
 
 relay-fuzz: $(VENV)/.dev  ## hostile messages and headers for ten minutes (ARGS="--seconds 60 --seed 1")
 	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_fuzz $(ARGS)
