@@ -22,8 +22,6 @@ BLOCK_CHOICES_TOKENS = (16, 32, 64, 128)
 """What engines offer."""
 BLOCK_TOLERANCE = 0.005
 """The smallest block within half a percent of the best rate: larger ones waste memory and share prefixes worse."""
-ADMISSION_STEPS = 1.5
-"""Decode steps that pass before an engine takes a waiting prompt up."""
 LOAD_STEPS = 96
 MAX_LOAD = 0.95
 """Of prefill where requests arrive at random; above, the queue has no useful end."""
@@ -235,8 +233,8 @@ class _Maker:
                 self.mix.prompt_mean(lambda n, c: law.work_s(n, c) ** 2),
             )
             load = np.minimum(batch / (itl_s * self.mix.steps) * busy_s, 0.999)
-            # A prompt begins a step or two after it came, and waits for those before it.
-            admitted_s = ADMISSION_STEPS * step_s
+            # An engine takes a prompt up some steps after it came, and after those before it.
+            admitted_s = self.constants.admission_steps * step_s
             ttft_s = alone_s + admitted_s + wait_s(load, self.replicas, busy_s, square_s2)
             allowed &= ttft_s <= self.targets.ttft_s
         best, rate, limit = self._most(batch, itl_s, allowed, room)
