@@ -127,13 +127,13 @@ def best(found: tuple[Offers, ...], roles: frozenset[Role]) -> Assignment:
 
 def test_disaggregation_pays_for_long_prompts_at_a_tight_target_and_not_for_long_answers() -> None:
     """Design figures of one H100 and one MI300X server: 5,916 to 8,458 tok/s (x1.43), x1.96, x0.68. The aggregated
-    ones rest on MI300X constants that were not written down, hence the tolerances; a prefill holds decode up by 1.3
-    times its own work there."""
+    ones rest on MI300X constants that were not written down, hence the tolerances. The published DeepSeek-R1 figures
+    need prefill to hold decode up by at least 10.7 % more than its own time; so much is taken."""
     for isl, osl, itl_s, ratio in ((8192, 1024, 0.010, 1.43), (16384, 512, 0.006, 1.96), (1024, 8192, 0.010, 0.68)):
-        found = pair(isl, osl, itl_s, interference=1.3)
+        found = pair(isl, osl, itl_s, interference=1.107)
         split, whole = best(found, SPLIT), best(found, WHOLE)
         assert split.requests_per_s / whole.requests_per_s == pytest.approx(ratio, rel=0.12), (isl, osl)
-    found = pair(8192, 1024, 0.010, interference=1.3)
+    found = pair(8192, 1024, 0.010, interference=1.107)
     assert best(found, SPLIT).requests_per_s * 1024 == pytest.approx(8458, rel=0.03)
     assert best(found, WHOLE).requests_per_s * 1024 == pytest.approx(5916, rel=0.12)
 

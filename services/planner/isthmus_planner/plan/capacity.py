@@ -219,23 +219,19 @@ class _Maker:
         )
 
     def _aggregated(self) -> Offer:
-        """Every prompt holds up everyone who decodes: ITL = τ / (1 - rate · E[work])."""
+        """Every prompt holds up everyone who decodes: ITL = τ / (1 - rate · taken), at most one prompt a step."""
         law = self._prefill_law()
         batch, step_s, room = self._steps()
-        work_s = self.constants.interference * self.mix.prompt_mean(law.work_s)
-        itl_s = step_s + batch * work_s / self.mix.steps
+        alone_s, square_s2 = self.mix.prompt_mean(law.time_s), self.mix.prompt_mean(lambda n, c: law.time_s(n, c) ** 2)
+        taken_s = self.constants.interference * alone_s
+        itl_s = step_s + np.minimum(batch / self.mix.steps, 1.0) * taken_s
         allowed = itl_s <= (self.targets.itl_s or math.inf)
-        alone_s = self.mix.prompt_mean(law.time_s)
-        ttft_s = alone_s + 0.0 * batch
+        allowed &= batch <= self.mix.steps  # beyond, prompts queue and the batch does not fill
+        # An engine takes a prompt up some steps after it came, and after those before it.
+        ttft_s = alone_s + self.constants.admission_steps * step_s
         if self.targets.ttft_s is not None:
-            busy_s, square_s2 = (
-                self.mix.prompt_mean(law.work_s),
-                self.mix.prompt_mean(lambda n, c: law.work_s(n, c) ** 2),
-            )
-            load = np.minimum(batch / (itl_s * self.mix.steps) * busy_s, 0.999)
-            # An engine takes a prompt up some steps after it came, and after those before it.
-            admitted_s = self.constants.admission_steps * step_s
-            ttft_s = alone_s + admitted_s + wait_s(load, self.replicas, busy_s, square_s2)
+            load = np.minimum(batch / (itl_s * self.mix.steps) * alone_s, 0.999)
+            ttft_s = ttft_s + wait_s(load, self.replicas, alone_s, square_s2)
             allowed &= ttft_s <= self.targets.ttft_s
         best, rate, limit = self._most(batch, itl_s, allowed, room)
         at = max(0, best - 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from isthmus_planner.cost import kv, memory
 from isthmus_planner.cost.laws import DecodeLaw, PrefillLaw, decode_law, prefill_law
 from isthmus_planner.cost.layout import Layout, Precision
 from isthmus_planner.cost.profiles import ModelProfile
-from isthmus_planner.plan.capacity import NodeType, Offer, Offers, Targets
+from isthmus_planner.plan.capacity import Offer, Offers, Targets
 from isthmus_planner.plan.inputs import RelaySpec
 from isthmus_planner.plan.mix import Kind, Mix
 from isthmus_planner.plan.search import Assignment
@@ -70,12 +69,9 @@ class _Load:
     """Of what the closed forms allow."""
     requests_per_s: float
     clients: float
-    overhead_s: float
 
     def scaled(self, share: float) -> _Load:
-        return _Load(
-            share, self.requests_per_s / self.share * share, self.clients / self.share * share, self.overhead_s
-        )
+        return _Load(share, self.requests_per_s / self.share * share, self.clients / self.share * share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +90,8 @@ class Bench:
         nodes = self.nodes(offers, assignment)
         if not nodes or len(nodes) > MAX_REPLICAS:
             return None
-        stay_s, overhead_s = self._longest_s(offers, assignment), self._overhead_s(offers, assignment)
-        full = _Load(1.0, assignment.requests_per_s, self._clients(offers, assignment), overhead_s)
+        stay_s = self._longest_s(offers, assignment)
+        full = _Load(1.0, assignment.requests_per_s, self._clients(offers, assignment))
         load = full
         lifetimes = LIFETIMES_SATURATED if self.targets.ttft_s is None else LIFETIMES
         for _ in range(MAX_TRIES):
@@ -143,7 +139,9 @@ class Bench:
             name=f"{kind.name}/{offer.role.value}/{server}/{replica}",
             role=offer.role,
             kv_capacity_tokens=int(fit.kv_tokens),
-            prefill=self._prefill(kind, layout, offer) if prefills else None,
+            prefill=prefill_table(prefill_law(kind.accelerator, self.model, layout, offer.constants))
+            if prefills
+            else None,
             decode=decode_table(decode_law(kind.accelerator, self.model, layout, offer.constants), offer.max_batch)
             if decodes
             else None,
@@ -152,21 +150,6 @@ class Bench:
             kv_bytes_per_token=mean_prompt / self.mix.isl_tokens,
             link_bytes_per_s=link,
         )
-
-    def _prefill(self, kind: NodeType, layout: Layout, offer: Offer) -> PrefillTable:
-        """Beside decode a prompt's fixed time holds nobody up (it is in `overhead_s`)."""
-        table = prefill_table(prefill_law(kind.accelerator, self.model, layout, offer.constants))
-        return dataclasses.replace(table, base_s=0.0) if offer.role is Role.AGGREGATED else table
-
-    def _overhead_s(self, offers: tuple[Offers, ...], assignment: Assignment) -> float:
-        """Of a mean request: what `_prefill` leaves out on aggregated nodes."""
-        aggregated = [
-            counts[Role.AGGREGATED] * offer.requests_per_s * offer.constants.prefill_base_s
-            for each, counts in zip(offers, assignment.counts, strict=True)
-            for offer in (each.by_role.get(Role.AGGREGATED),)
-            if offer is not None
-        ]
-        return math.fsum(aggregated) / assignment.requests_per_s
 
     def _clients(self, offers: tuple[Offers, ...], assignment: Assignment) -> float:
         """Under way at once, by Little's law over each server's own rate."""
@@ -207,7 +190,6 @@ class Bench:
             kind.osl,
             name=kind.name,
             warmup_requests=warmup,
-            overhead_s=load.overhead_s,
             prefix_hits=PrefixHits(1.0, hits) if hits > 0 else None,
         )
 
