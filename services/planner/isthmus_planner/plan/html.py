@@ -10,7 +10,7 @@ from isthmus_planner.plan.planning import Plan
 from isthmus_planner.sim.hardware import Role
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1340px; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1360px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .verdict { font-size: 1.15rem; border-left: 4px solid #c2571a; padding: .4rem 1rem; background: #faf6f2; }
 table { border-collapse: collapse; }
