@@ -200,7 +200,9 @@ class Granting:
         if flow.granted == flow.chunks:
             return
         assert flow.lane is not None
-        order = self._orders.setdefault(flow.client, FairOrder())
+        order = self._orders.get(flow.client)
+        if order is None:
+            order = self._orders[flow.client] = FairOrder()
         order.offer(flow.lane, deadline_s=flow.deadline_s, opened_s=flow.opened_s, key=flow.key)
 
     def _withdraw(self, flow: InFlow) -> None:
