@@ -31,8 +31,10 @@ from typing import Annotated, Generic, Literal, TypedDict, TypeVar
 import xxhash
 from pydantic import BaseModel, Field, TypeAdapter
 
-from isthmus_kvrelay.core.events import FlowKey, Grant, Offer, SlotUse
+from isthmus_kvrelay.core.events import FlowKey, Grant, SlotUse
 from isthmus_kvrelay.framing import Count, Frame, Generation32, Interval, Name, pack, unpack
+from isthmus_kvrelay.hot import EAGER_PULL, GRANT_BYTES, pack_grants, read_eager_pull, unpack_grants
+from isthmus_kvrelay.hot import EagerPull as EagerPull
 from isthmus_shared.errors import Fault, ProtocolViolation
 from isthmus_shared.ids import Generation, Incarnation, TransferId
 
@@ -47,7 +49,6 @@ MAX_GRANTS = 32_768
 MAX_TRAIN_CHUNKS = 64
 """Chunks in one train; with their headers far below the 1024 buffers that the kernel takes in one call."""
 CHECKSUM_BYTES = 8
-_GRANT = struct.Struct("!IIQ")
 _MASK = 2**64 - 1
 M = TypeVar("M", bound=BaseModel)
 
@@ -164,36 +165,13 @@ class OfFlow(OfTransfer):
     pull: Generation32
 
 
-Grants = Annotated[bytes, Field(max_length=MAX_GRANTS * _GRANT.size)]
-
-
-def pack_grants(grants: tuple[Grant, ...]) -> bytes:
-    return b"".join(_GRANT.pack(g.chunk, g.into.slot, g.into.use) for g in grants)
-
-
-def unpack_grants(packed: bytes) -> tuple[Grant, ...]:
-    if len(packed) % _GRANT.size:
-        raise ProtocolViolation("credit that ends within a grant")
-    return tuple(Grant(chunk, SlotUse(slot, use)) for chunk, slot, use in _GRANT.iter_unpack(packed))
+Grants = Annotated[bytes, Field(max_length=MAX_GRANTS * GRANT_BYTES)]
 
 
 class Pull(OfFlow):
     """Consumer's relay → source's: I want that transfer."""
 
     kind: Literal["pull"] = "pull"
-
-
-class EagerPull(OfFlow):
-    """The same, with credit for the first chunks; it counts if the transfer is what is said here, and cut so."""
-
-    kind: Literal["eager_pull"] = "eager_pull"
-    total_bytes: Count
-    chunk_bytes: Count
-    manifest: Name
-    packed: Grants
-
-    def offer(self) -> Offer:
-        return Offer(self.total_bytes, self.chunk_bytes, self.manifest, unpack_grants(self.packed))
 
 
 class Declined(OfFlow):
@@ -268,12 +246,13 @@ class Pong(Frame):
     kind: Literal["pong"] = "pong"
 
 
-LaneMessage = Pull | EagerPull | Declined | Opened | Credit | Done | Abort | Revoke | Quiet | Feedback | Ping | Pong
-_ADAPTER: TypeAdapter[LaneMessage] = TypeAdapter(Annotated[LaneMessage, Field(discriminator="kind")])
+ColdMessage = Pull | Declined | Opened | Credit | Done | Abort | Revoke | Quiet | Feedback | Ping | Pong
+LaneMessage = ColdMessage | EagerPull
+_ADAPTER: TypeAdapter[ColdMessage] = TypeAdapter(Annotated[ColdMessage, Field(discriminator="kind")])
 
 
-def encode_control(message: BaseModel, *, sender: bytes, receiver: bytes) -> bytes:
-    payload = pack(message)
+def encode_control(message: BaseModel | EagerPull, *, sender: bytes, receiver: bytes) -> bytes:
+    payload = message.packed() if isinstance(message, EagerPull) else pack(message)
     assert len(payload) <= MAX_CONTROL_BYTES
     check: int = xxhash.xxh3_64_intdigest(payload)
     return Header(FrameType.CONTROL, len(payload), sender, receiver, check).encode() + payload
@@ -286,7 +265,7 @@ class MessageReader(Generic[M]):
         self._adapter, self._sender, self._receiver = adapter, sender, receiver
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[M]:
+    def feed(self, data: bytes) -> Iterator[M | EagerPull]:
         self._buffer += data
         while len(self._buffer) >= HEADER_BYTES:
             header = Header.decode(self._buffer[:HEADER_BYTES], limit=MAX_CONTROL_BYTES)
@@ -301,10 +280,13 @@ class MessageReader(Generic[M]):
             del self._buffer[:end]
             if xxhash.xxh3_64_intdigest(payload) != header.checksum:
                 raise ProtocolViolation("a control frame arrived damaged")
-            yield unpack(payload, self._adapter, what="lane message")
+            if payload[:1] == EAGER_PULL:
+                yield read_eager_pull(payload)
+            else:
+                yield unpack(payload, self._adapter, what="lane message")
 
 
-class ControlReader(MessageReader[LaneMessage]):
+class ControlReader(MessageReader[ColdMessage]):
     """What every lane says."""
 
     def __init__(self, *, sender: bytes, receiver: bytes) -> None:

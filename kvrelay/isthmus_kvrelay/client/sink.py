@@ -66,7 +66,7 @@ class RelaySink:
             self._filled_bytes += size_bytes
         for start in range(0, len(done), control.MAX_CHUNKS_PER_FRAME):
             packed = control.pack_indices(tuple(done[start : start + control.MAX_CHUNKS_PER_FRAME]))
-            self._post(control.FilledNotice(**control.names_of(self.key), chunks=packed))
+            self._post(control.FilledNotice(*self.key, packed))
 
     def seal(self) -> None:
         with self._lock:
