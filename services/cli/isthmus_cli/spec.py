@@ -49,7 +49,7 @@ class PlannerSpec(_Spec):
 
 
 class RelaySpec(_Spec):
-    pool_mib: int = Field(default=256, ge=1, le=1 << 20)
+    pool_mib: int = Field(default=256, ge=4, le=1 << 20)
     """Staging memory of the node."""
     env: dict[EnvName, str] = {}
 
