@@ -35,10 +35,10 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make(tiny_folder: Path) -> Make:
-    """make(form, **config) starts an engine of that form."""
+    """make(form, **config) starts an engine of that form, or a reference engine of that layout."""
 
     def start(form: str, **config: object) -> AbstractAsyncContextManager[Harness]:
-        kind, layout = FORMS[form]
+        kind, layout = FORMS.get(form, (EngineKind.REFERENCE, form))
         fields: dict[str, object] = {"kv_layout": layout, "sim": FAST_SIM, "prefill_chunk_tokens": 128} | config
         path = tiny_folder if kind is EngineKind.REFERENCE else None
         return running(create_engine(EngineConfig(kind=kind, model_name="tiny", model_path=path, **fields)))
