@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from isthmus_shared.engines.batching import BatchingEngine
 from isthmus_shared.engines.kv_memory import MemoryKvTransfer
-from isthmus_shared.engines.port import EngineInfo, EngineRequest, SequenceOutput, StepReport
+from isthmus_shared.engines.port import Engine, EngineInfo, EngineRequest, SequenceOutput, StepReport
 from isthmus_shared.errors import Fault
 from isthmus_shared.ids import RequestId
 from isthmus_shared.messages.work import FinishReason, SamplingParams, TokenLogprob
@@ -47,8 +47,17 @@ class Outcome:
             self.fault = output.fault
 
 
+class CheckedEngine(Engine, Protocol):
+    """What all engines here have beyond the port."""
+
+    @property
+    def preemptions(self) -> int: ...
+
+    def check_invariants(self) -> None: ...
+
+
 class Harness:
-    def __init__(self, engine: BatchingEngine, info: EngineInfo) -> None:
+    def __init__(self, engine: CheckedEngine, info: EngineInfo) -> None:
         self.engine, self.info = engine, info
         self.outcomes: dict[str, Outcome] = {}
         self.reports: list[StepReport] = []
@@ -92,7 +101,7 @@ class Harness:
 
 
 @asynccontextmanager
-async def running(engine: BatchingEngine) -> AsyncIterator[Harness]:
+async def running(engine: CheckedEngine) -> AsyncIterator[Harness]:
     harness = Harness(engine, await engine.start())
     async with asyncio.TaskGroup() as group:
         group.create_task(harness.collect())
