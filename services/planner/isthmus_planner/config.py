@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from isthmus_planner.cost import CostConstants
+from isthmus_planner.cost.speeds import CostConstants
 from isthmus_planner.deadlines import DeadlinePolicy
 from isthmus_planner.route import ModePolicy, Policy
 from isthmus_shared.config import ServiceConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from isthmus_planner.cost import Pending
+from isthmus_planner.cost.speeds import Pending
 from isthmus_shared.ids import Incarnation
 
 SETTLE_S = 0.2

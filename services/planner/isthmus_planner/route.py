@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from isthmus_planner.cost import CostConstants, Pending, crossing_s, predict, queue_wait_s
+from isthmus_planner.cost.speeds import CostConstants, Pending, crossing_s, predict, queue_wait_s
 from isthmus_planner.deadlines import DeadlinePolicy
 from isthmus_planner.registry import ref_of
 from isthmus_shared.errors import ContextTooLong, IsthmusError, ModelNotFound, Unavailable

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from isthmus_planner.cost import Pending
+from isthmus_planner.cost.speeds import Pending
 from isthmus_planner.ledger import Ledger
 from isthmus_planner.route import Cluster, ModePolicy, Plan, Policy, assignments, choose
 from isthmus_shared.errors import ContextTooLong, IsthmusError, ModelNotFound, Unavailable

@@ -292,12 +292,13 @@ def _own_arguments(config: EngineConfig, fingerprint: str) -> dict[str, Any]:
 
 
 def _set_surroundings(threads: int) -> None:
-    """What vLLM takes from the environment, where the operator has not said otherwise.
+    """What vLLM takes from the environment, where the operator has not said otherwise; but one process it must be.
 
     Its CPU backend would bind its threads to all cores; and the sampler here is written for the first model runner.
     """
     import torch
 
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
