@@ -28,7 +28,6 @@ ONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "
 """Behind a worker vLLM is one process on one accelerator; with more, serve with `vllm serve` and the connector."""
 
 _SETTINGS = {
-    "kv_blocks": "num_gpu_blocks_override",
     "kv_cache_bytes": "kv_cache_memory_bytes",
     "max_batch": "max_num_seqs",
     "prefill_chunk_tokens": "max_num_batched_tokens",
@@ -60,6 +59,9 @@ def engine_arguments(config: EngineConfig, known: Iterable[str]) -> dict[str, An
     fields = config.model_fields_set
     own = {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items() if ours in fields}
     own = {name: value for name, value in own.items() if value is not None}
+    if "kv_blocks" in fields and config.kv_blocks is not None:
+        # One block of vLLM's is nobody's; with the number given, its guess from the free memory is not wanted.
+        own |= {"num_gpu_blocks_override": config.kv_blocks + 1, "kv_cache_memory_bytes": config.kv_cache_bytes}
     twice = sorted(own.keys() & given.keys())
     if twice:
         raise _refuse(f"{twice[0]} is set twice", "the worker has a setting of its own for it")

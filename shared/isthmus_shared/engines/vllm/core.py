@@ -231,9 +231,9 @@ class VllmCore:
             if mark.computed >= one.num_prompt_tokens or one.request_id in self._loads:
                 decode_sequences += mark.computed > 0
             else:
-                start = mark.computed or max(0, one.num_cached_tokens)
-                prefill_tokens += max(0, min(one.num_computed_tokens, one.num_prompt_tokens) - start)
-        return prefill_tokens, decode_sequences
+                prefill_tokens += min(one.num_computed_tokens, one.num_prompt_tokens) - mark.computed
+        # A prefix found in the cache counts as computed at once: no step computes more than its budget.
+        return min(prefill_tokens, self._scheduler.max_num_scheduled_tokens), decode_sequences
 
     @staticmethod
     def _progress(output: Any) -> Progress:
