@@ -19,77 +19,15 @@ from isthmus_shared.engines.reference.fingerprint import model_fingerprint
 from isthmus_shared.engines.reference.model_config import eos_token_ids
 from isthmus_shared.engines.vllm.arguments import engine_arguments
 from isthmus_shared.engines.vllm.flows import FlowTable
-from isthmus_shared.engines.vllm.shape import kv_shape
+from isthmus_shared.engines.vllm.turns import SAMPLING_KEY, CoreInfo, NewRequest, Progress, TokenLine, Turn
 from isthmus_shared.errors import ConfigInvalid
-from isthmus_shared.kv.shape import KvShape
+from isthmus_shared.messages.work import SamplingParams
 
 CONNECTOR = "IsthmusConnector"
 CONNECTOR_MODULE = "isthmus_kvrelay.client.vllm_connector"
 WARM_UP_TOKENS = 16
 WARM_UP_STEPS = 64
 """A prompt of 16 tokens and two more take three; beyond this many the engine does not work."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoreInfo:
-    shape: KvShape
-    max_model_len_tokens: int
-    vocab_size: int
-    eos_token_ids: frozenset[int]
-    block_tokens: int
-    blocks_total: int
-    layout: str
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class NewRequest:
-    name: str
-    token_ids: tuple[int, ...]
-    params: dict[str, Any]
-    """Keyword arguments of vLLM's `SamplingParams`."""
-    loads: bool = False
-    """Its prompt's KV is loaded, but for the last token."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLine:
-    """One token; with logprobs its own, and the most likely ones (the token itself is always among them)."""
-
-    token_id: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a step did to one request."""
-
-    name: str
-    tokens: tuple[TokenLine, ...]
-    finish: str | None
-    """vLLM's word: stop, length, abort, error."""
-    cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one turn of the engine gave."""
-
-    progress: tuple[Progress, ...]
-    refused: tuple[tuple[str, str], ...]
-    """(name, why) of new requests that vLLM did not take."""
-    released: frozenset[str]
-    """Requests that hold nothing in vLLM any more."""
-    took_s: float
-    prefill_tokens: int
-    decode_sequences: int
-    running: int
-    waiting: int
-    blocks_free: int
-    preemptions: int
-    idle: bool
-    """Nothing is left to step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +70,7 @@ class VllmCore:
             raise ConfigInvalid(
                 "vLLM does not start", why=" ".join(str(error).split()), todo="see its log", param="vllm_args"
             ) from error
-        core = cls(engine, _info(engine, config, fingerprint, vllm.__version__), flows)
+        core = cls(engine, _info(engine, config, vllm.__version__), flows)
         core._attach()
         core._warm_up()
         return core
@@ -179,11 +117,14 @@ class VllmCore:
         """The worker's side of the connector takes its flows from us."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        get_kv_transfer_group().use_relay(self.flows)
+        get_kv_transfer_group().use_flows(self.flows)
 
     def _warm_up(self) -> None:
-        new = NewRequest("warm-up", (0,) * WARM_UP_TOKENS, {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True})
-        turn = self.turn([new], [])
+        """A prompt and two tokens, by the sampler and with logprobs: each imports what it needs when it first runs."""
+        sampling = {"params": SamplingParams(max_tokens=2, top_p=0.9), "previous": (), "first_index": 0}
+        params: dict[str, Any] = {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True, "logprobs": 1}
+        params |= {"extra_args": {SAMPLING_KEY: sampling}}
+        turn = self.turn([NewRequest("warm-up", (0,) * WARM_UP_TOKENS, params)], [])
         for _ in range(WARM_UP_STEPS):
             if turn.idle:
                 return
@@ -191,10 +132,10 @@ class VllmCore:
         raise ConfigInvalid("vLLM does not come to the end of a prompt of 16 tokens", param="kind")
 
     def _add(self, request: NewRequest) -> str | None:
-        from vllm import SamplingParams
+        import vllm
         from vllm.sampling_params import RequestOutputKind
 
-        params = SamplingParams(**request.params, detokenize=False, output_kind=RequestOutputKind.DELTA)
+        params = vllm.SamplingParams(**request.params, detokenize=False, output_kind=RequestOutputKind.DELTA)
         prompt = {"type": "token", "prompt_token_ids": list(request.token_ids)}
         try:
             self._internal[request.name] = self._engine.add_request(request.name, prompt, params)
@@ -286,7 +227,7 @@ def _own_arguments(config: EngineConfig, fingerprint: str) -> dict[str, Any]:
             "kv_connector_module_path": CONNECTOR_MODULE,
             "kv_role": "kv_both",
             "kv_load_failure_policy": "fail",
-            "kv_connector_extra_config": {"relay": "worker", "model_fingerprint": fingerprint},
+            "kv_connector_extra_config": {"worker_flows": True, "model_fingerprint": fingerprint},
         },
     }
 
@@ -305,10 +246,9 @@ def _set_surroundings(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _info(engine: Any, config: EngineConfig, fingerprint: str, version: str) -> CoreInfo:
+def _info(engine: Any, config: EngineConfig, version: str) -> CoreInfo:
     scheduler = engine.engine_core.engine_core.scheduler
-    cache = scheduler.kv_cache_config
-    shape = kv_shape(cache, fingerprint=fingerprint)
+    cache, shape = scheduler.kv_cache_config, scheduler.connector.kv_shape
     pool = scheduler.kv_cache_manager.block_pool
     return CoreInfo(
         shape=shape,

@@ -14,8 +14,9 @@ from enum import StrEnum
 from isthmus_shared.engines.config import EngineConfig
 from isthmus_shared.engines.port import EngineInfo, EngineLoad, EngineRequest, SequenceOutput, StepReport
 from isthmus_shared.engines.reports import ReportQueue, SpeedMeter
-from isthmus_shared.engines.vllm.core import NewRequest, Turn, VllmCore
+from isthmus_shared.engines.vllm.core import VllmCore
 from isthmus_shared.engines.vllm.live import Live, Phase
+from isthmus_shared.engines.vllm.turns import NewRequest, Turn
 from isthmus_shared.errors import (
     Cancelled,
     ContextTooLong,
@@ -83,7 +84,7 @@ class VllmEngine:
         finally:
             if not started:
                 self.state = EngineState.FAILED
-                self._thread.shutdown()
+                self._thread.shutdown(wait=False)  # it may be loading still; the loop has other work
         info = self._core.info
         self._blocks_free = info.blocks_total
         self._limit = min(info.max_model_len_tokens, info.blocks_total * info.block_tokens)

@@ -7,15 +7,13 @@ from enum import StrEnum
 from typing import Any
 
 from isthmus_shared.engines.port import EngineRequest, SequenceOutput
-from isthmus_shared.engines.vllm.core import NewRequest, Progress, TokenLine
 from isthmus_shared.engines.vllm.flows import HeldSink, HeldSource
+from isthmus_shared.engines.vllm.turns import SAMPLING_KEY, NewRequest, Progress, TokenLine
 from isthmus_shared.errors import EngineFailed, Fault, TransferFailed
 from isthmus_shared.ids import Generation, Incarnation, NodeId, TransferId
 from isthmus_shared.kv.manifest import KvManifest
 from isthmus_shared.messages.work import FinishReason, KvTicket, RelayRef, SamplingParams, TokenLogprob
 
-SAMPLING_KEY = "isthmus_sampling"
-"""Key of vLLM's `SamplingParams.extra_args` that the sampler reads."""
 HERE = RelayRef(node_id=NodeId("here"), incarnation=Incarnation("here"), address="here")
 """The worker has opened the flow already: where it comes from is no matter of the connector."""
 

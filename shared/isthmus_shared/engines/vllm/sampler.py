@@ -16,7 +16,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
 from isthmus_shared.engines.sampling import uniform
-from isthmus_shared.engines.vllm.live import SAMPLING_KEY
+from isthmus_shared.engines.vllm.turns import SAMPLING_KEY
 from isthmus_shared.messages.work import SamplingParams
 
 MIN_TEMPERATURE = 1e-5
