@@ -179,7 +179,7 @@ class HeldSink:
 
 
 class HeldSource:
-    """A source that is released once, whoever is first."""
+    """A source that is ready, and is released once, whoever is first."""
 
     def __init__(self, source: KvSource) -> None:
         self._source = source
@@ -191,7 +191,7 @@ class HeldSource:
         return self._source.total_bytes
 
     async def ready(self) -> None:
-        await self._source.ready()
+        """The engine has waited for it, on its own loop."""
 
     def map(self, offset_bytes: int, size_bytes: int) -> Sequence[memoryview]:
         with self._lock:
