@@ -9,7 +9,7 @@ TORCH_INDEX_URL ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status chat test test-fast lint types format schemas sim relay-seeds relay-fuzz bench bench-relay bench-peers rdma-test rdma-kernel clean check-python
+.PHONY: help up down status chat test test-fast lint types format schemas sim relay-seeds relay-fuzz bench bench-relay bench-peers compose-up compose-test rdma-test rdma-kernel clean check-python
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -72,6 +72,12 @@ bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts 
 bench-peers: $(VENV)/.dev  ## the relay beside raw sockets, NIXL and Mooncake (installs those two; half a gigabyte)
 	@$(PIP) --no-deps nixl-cu12 mooncake-transfer-engine-non-cuda
 	@$(BIN)/python bench/compare_transfer.py --json bench-peers.json $(ARGS)
+
+compose-up:  ## the demo in containers (compose/README.md)
+	@cd compose && docker compose up --build $(ARGS)
+
+compose-test: $(VENV)/.dev  ## build the containers, kill and cut off each of them under load (needs Docker; about ten minutes)
+	@ISTHMUS_TEST_COMPOSE=1 $(PYTEST) tests/compose -v $(ARGS)
 
 rdma-test: $(VENV)/.rdma  ## lanes over RDMA verbs, in a guest kernel with Soft-RoCE (docs/rdma.md)
 	@OMP_NUM_THREADS=1 GUEST_TIMEOUT_S=1200 tools/rdma/guest.sh $(BIN)/python -m pytest -p no:cacheprovider \

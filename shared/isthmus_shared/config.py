@@ -2,7 +2,9 @@
 
 A field that `ServiceConfig` declares is ``ISTHMUS_<FIELD>``; one that a subclass declares is
 ``ISTHMUS_<PREFIX>_<FIELD>`` with that subclass' own `PREFIX`, so a model built from several classes keeps each class'
-names. An empty variable counts as unset (compose files write ``X: ${X:-}``). Lists are separated by commas.
+names. An empty variable counts as unset (compose files write ``X: ${X:-}``). Lists are separated by commas. Any
+variable may be given as ``<NAME>_FILE`` instead, the path of a file that holds its value: so secrets stay out of the
+environment.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ KNOWN_PREFIXES = ("INGRESS", "PLANNER", "WORKER", "PREFILL", "DECODE", "RELAY", 
 STANDARD_NAMES = {"nats_url": "NATS_URL"}
 """Names that the field's own tools read; ours wins when both are set."""
 MASK = "***"
+FILE_SUFFIX = "_FILE"
+MAX_FILE_BYTES = 64 * 1024
+"""A setting, even a list of keys, is smaller; a larger file was named by mistake."""
 
 
 class ServiceConfig(BaseModel):
@@ -59,7 +64,8 @@ class ServiceConfig(BaseModel):
         """`ConfigInvalid` names every unknown or invalid variable, its value and what is allowed."""
         names = {env_name(cls, field): field for field in cls.model_fields}
         values: dict[str, Any] = {}
-        problems = [
+        environ, problems = _with_files(environ, (*names, *STANDARD_NAMES.values()))
+        problems += [
             (name, _unknown(cls, name, value, names))
             for name, value in sorted(environ.items())
             if name not in names and _is_ours(cls, name)
@@ -138,6 +144,31 @@ def allowed_text(field: FieldInfo) -> str:
     ]
     patterns = [f"matching {c.pattern}" for c in field.metadata if getattr(c, "pattern", None)]
     return ", ".join([text, *bounds, *patterns])
+
+
+def _with_files(
+    environ: Mapping[str, str], names: typing.Iterable[str]
+) -> tuple[Mapping[str, str], list[tuple[str, str]]]:
+    """The environment with every ``<NAME>_FILE`` replaced by NAME and what its file holds, and what went wrong."""
+    found, problems = dict(environ), []
+    for name in names:
+        path = found.pop(name + FILE_SUFFIX, "")
+        if not path:
+            continue
+        variable = name + FILE_SUFFIX
+        if found.get(name):
+            problems.append((variable, f"{variable} and {name} are both set; set one of them"))
+            continue
+        try:
+            with Path(path).open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+            if len(content) > MAX_FILE_BYTES:
+                raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
+            found[name] = content.decode().strip()
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            problems.append((variable, f"{variable}={path!r} cannot be read: {why}"))
+    return found, problems
 
 
 def _own_prefixes(cls: type[ServiceConfig]) -> set[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -140,3 +141,48 @@ def test_the_documentation_lists_each_variable_with_default_meaning_and_allowed_
     assert settings["ISTHMUS_ENGINE_STOP_IDS"].allowed == "comma-separated integer"
     assert "ISTHMUS_LOG_LEVEL" not in settings
     assert "ISTHMUS_LOG_LEVEL" in {setting.variable for setting in settings_of(WorkerConfig)}
+
+
+def test_a_setting_may_lie_in_a_file_that_the_environment_names(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("  a long secret\n")
+    config = WorkerConfig.load(
+        {
+            "ISTHMUS_WORKER_NODE": "n1",
+            "ISTHMUS_WORKER_TOKEN_FILE": str(token),
+            "ISTHMUS_WORKER_BLOCKS_FILE": "",
+            "ISTHMUS_RELAY_SECRET_FILE": "/of/another/service",
+        }
+    )
+    assert (config.token, config.blocks) == ("a long secret", 64)
+
+
+def test_the_bus_url_may_lie_in_a_file_under_either_name(tmp_path: Path) -> None:
+    url = tmp_path / "url"
+    url.write_text("nats://a:1\n")
+    for name in ("NATS_URL_FILE", "ISTHMUS_NATS_URL_FILE"):
+        assert ServiceConfig.load({name: str(url)}).nats_url == "nats://a:1"
+
+
+def test_a_file_that_cannot_be_read_is_named_and_its_content_is_not_shown(tmp_path: Path) -> None:
+    large, binary, short = tmp_path / "large", tmp_path / "binary", tmp_path / "short"
+    large.write_bytes(b"x" * (64 * 1024 + 1))
+    binary.write_bytes(b"\xff\xfe")
+    short.write_text("tiny")
+    for path, why in (
+        (tmp_path / "none", "No such file"),
+        (tmp_path, "Is a directory"),
+        (large, "larger than 65536 bytes"),
+        (binary, "decode"),
+    ):
+        error = refusal({"ISTHMUS_WORKER_NODE": "n1", "ISTHMUS_WORKER_TOKEN_FILE": str(path)})
+        assert error.param == "ISTHMUS_WORKER_TOKEN_FILE"
+        assert str(path) in error.text
+        assert why in error.text
+    error = refusal({"ISTHMUS_WORKER_NODE": "n1", "ISTHMUS_WORKER_TOKEN_FILE": str(short)})
+    assert "tiny" not in error.text
+
+
+def test_a_setting_and_its_file_together_are_refused() -> None:
+    error = refusal({"ISTHMUS_WORKER_NODE": "n1", "ISTHMUS_WORKER_NODE_FILE": "/etc/node"})
+    assert "both set" in error.text

@@ -14,7 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from isthmus_ingress.config import IngressConfig
+from isthmus_kvrelay.daemon.config import RelayConfig
+from isthmus_planner.config import PlannerConfig
 from isthmus_shared.messages.catalog import CHANNELS, all_messages
+from isthmus_worker.config import WorkerConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -54,6 +58,34 @@ def test_drift_of_the_configuration_page_is_found(tmp_path: Path) -> None:
     done = run("gen_config_docs.py", "--check", "--file", str(page))
     assert done.returncode == 1
     assert "make schemas" in done.stdout
+
+
+def test_drift_of_the_example_environment_is_found(tmp_path: Path) -> None:
+    example = tmp_path / ".env.example"
+    example.write_text("old")
+    done = run("gen_config_docs.py", "--check", "--env-file", str(example))
+    assert done.returncode == 1
+    assert ".env.example" in done.stdout
+
+
+def test_the_example_environment_names_every_variable_that_the_compose_files_read() -> None:
+    example = (ROOT / "compose" / ".env.example").read_text(encoding="utf-8")
+    offered = set(re.findall(r"^#([A-Z][A-Z0-9_]*)=", example, re.MULTILINE))
+    files = sorted((ROOT / "compose").glob("*.yaml"))
+    read = {name for file in files for name in re.findall(r"\$\{([A-Z][A-Z0-9_]*)", file.read_text(encoding="utf-8"))}
+    assert "PUBLISH_PORT" in read
+    assert read - offered == set()
+
+
+def test_a_copy_of_the_example_environment_is_accepted_by_every_service() -> None:
+    """With every line made one's own: no variable in it may be unknown to whoever reads it."""
+    example = (ROOT / "compose" / ".env.example").read_text(encoding="utf-8")
+    environ = dict(re.findall(r"^#([A-Z][A-Z0-9_]*)=(.*)$", example, re.MULTILINE))
+    assert IngressConfig.load({**environ, "ISTHMUS_INGRESS_MODEL": "/model"}).id == "ingress"
+    assert PlannerConfig.load(environ) == PlannerConfig()
+    assert WorkerConfig.load({**environ, "ISTHMUS_WORKER_ID": "w"}).id == "w"
+    relay = {"NODE_ID": "n", "SOCKET": "/run/relay.sock", "SECRET": "0123456789abcdef"}
+    assert RelayConfig.load({**environ, **{f"ISTHMUS_RELAY_{k}": v for k, v in relay.items()}}).node_id == "n"
 
 
 def references(node: Any) -> Iterator[str]:
