@@ -11,6 +11,7 @@ from pydantic import Field
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.engines.config import EngineConfig, EngineKind, SimConfig, SimCosts
 from isthmus_shared.ids import NodeId, WorkerId
+from isthmus_shared.kv.profiles import PROFILES
 
 _NAME = r"^[A-Za-z0-9_-]{1,64}$"
 """Becomes a token of bus subjects."""
@@ -28,7 +29,10 @@ class EngineSettings(ServiceConfig):
     )
     model_name: str = Field(default="isthmus-demo", min_length=1, max_length=200, description="Its name for clients")
     max_model_len: int | None = Field(default=None, gt=1, description="Longest sequence, tokens; empty: the model's")
-    kv_layout: str = Field(default="nhd:16:fp32", description="order:block tokens:dtype[:packed<x>]")
+    kv_layout: str = Field(
+        default="nhd:16:fp32",
+        description=f"order:block tokens:dtype[:packed<x>], or a vendor's: {', '.join(PROFILES)}",
+    )
     kv_blocks: int | None = Field(default=None, gt=0, description="KV cache in blocks; empty: from kv_cache_bytes")
     kv_cache_bytes: int = Field(default=_ENGINE["kv_cache_bytes"].default, gt=0, description="KV cache in bytes")
     max_batch: int = Field(default=_ENGINE["max_batch"].default, gt=0, description="Sequences in one step")

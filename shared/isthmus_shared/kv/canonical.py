@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from isthmus_shared.kv.manifest import KvGroup, KvManifest
+from isthmus_shared.kv.manifest import SCALE_BYTES, KvGroup, KvManifest
 
 
 class KvPart(IntEnum):
+    """K and V; a latent is its layer's only part, at K's place."""
+
     K = 0
     V = 1
 
@@ -33,10 +35,8 @@ class CanonicalIndex:
         offset = 0
         for group in manifest.groups:
             for layer in group.layer_ids:
-                if layer in self._base:
-                    raise ValueError(f"layer {layer} is in two groups of one manifest")
                 self._base[layer], self._group[layer] = offset, group
-                offset += 2 * group.tokens * self._row_bytes(group)
+                offset += group.parts * manifest.part_bytes(group)
         self.total_bytes = offset
 
     @property
@@ -47,14 +47,18 @@ class CanonicalIndex:
     def group(self, layer: int) -> KvGroup:
         return self._group[layer]
 
+    def parts(self, layer: int) -> tuple[KvPart, ...]:
+        """K and V; for a latent only K, which then is the latent."""
+        return tuple(KvPart)[: self._group[layer].parts]
+
     def span(self, layer: int, part: KvPart, token_start: int, token_end: int) -> Span | None:
         """The part of those tokens that the flow carries; None if it carries none of them."""
         group = self._group[layer]
         start, end = max(token_start, group.token_start), min(token_end, group.token_end)
         if start >= end:
             return None
-        row = self._row_bytes(group)
-        offset = self._base[layer] + part * group.tokens * row + (start - group.token_start) * row
+        row = self.manifest.rows_bytes(group) // group.tokens
+        offset = self._part(layer, part) + (start - group.token_start) * row
         return Span(offset, (end - start) * row, start, end)
 
     def whole(self, layer: int, part: KvPart) -> Span:
@@ -63,5 +67,16 @@ class CanonicalIndex:
         assert span is not None, "a group is never empty"
         return span
 
-    def _row_bytes(self, group: KvGroup) -> int:
-        return group.row_elements * self.manifest.dtype.itemsize_bytes
+    def scales(self, layer: int, part: KvPart) -> Span | None:
+        """Where the scales per block are, fp32 [scale_blocks, heads]; None if there are none in the flow."""
+        group = self._group[layer]
+        if not group.scale_blocks:
+            return None
+        offset = self._part(layer, part) + self.manifest.rows_bytes(group)
+        size = group.scale_blocks * group.kv_heads * SCALE_BYTES
+        return Span(offset, size, group.token_start, group.token_end)
+
+    def _part(self, layer: int, part: KvPart) -> int:
+        group = self._group[layer]
+        assert part < group.parts, f"layer {layer} has {group.parts} parts"
+        return self._base[layer] + part * self.manifest.part_bytes(group)

@@ -1,7 +1,6 @@
-"""A paged KV cache in any `KvLayout`, and the way between it and canonical [tokens, kv heads, head dim] tensors.
+"""A paged KV cache in any `KvLayout`, read and written token by token as a model does; in bulk through its views.
 
-Tokens are addressed by slot = block · block_tokens + offset in the block. All indexing is vectorised; conversions
-between layouts happen here and nowhere else.
+Tokens are addressed by slot = block · block_tokens + offset in the block. All indexing is vectorised.
 """
 
 from __future__ import annotations
@@ -11,30 +10,41 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from isthmus_shared.kv.layout import HeadOrder, KvLayout
+from isthmus_shared.kv.layout import KvLayout
 from isthmus_shared.kv.manifest import KvDtype
+from isthmus_shared.kv.views import LayerViews, views_of
 
 TORCH_DTYPES: dict[KvDtype, torch.dtype] = {
     KvDtype.FP32: torch.float32,
     KvDtype.FP16: torch.float16,
     KvDtype.BF16: torch.bfloat16,
+    KvDtype.FP8_E4M3FN: torch.float8_e4m3fn,
+    KvDtype.FP8_E4M3FNUZ: torch.float8_e4m3fnuz,
 }
+FP8_LARGEST = {KvDtype.FP8_E4M3FN: 448.0, KvDtype.FP8_E4M3FNUZ: 224.0}
+"""Larger values are cut to this code. fnuz has a ±240 too, which fn has nothing for; vLLM leaves it out as well."""
 
 
 class PagedKv:
-    """K and V tensors of every layer, zero at first. Not thread-safe: the owner serialises steps."""
+    """K and V of every layer, zero at first. Not thread-safe: the owner serialises steps."""
 
     def __init__(self, layout: KvLayout, *, layers: int, kv_heads: int, head_dim: int, blocks: int) -> None:
         self.layout = layout
         self.kv_heads, self.head_dim, self.blocks = kv_heads, head_dim, blocks
         self.dtype = TORCH_DTYPES[layout.dtype]
-        k_shape, v_shape = layout.k_shape(blocks, kv_heads, head_dim), layout.v_shape(blocks, kv_heads, head_dim)
-        # A token's elements lie together in runs: one for NHD, one per head for HND, one per x of them when packed.
-        self._token_elements = kv_heads * head_dim
-        self._v_runs = 1 if layout.order is HeadOrder.NHD else kv_heads
-        self._k_runs = self._v_runs if layout.packed_k is None else self._token_elements // layout.packed_k
-        self.k = [torch.zeros(k_shape, dtype=self.dtype) for _ in range(layers)]
-        self.v = [torch.zeros(v_shape, dtype=self.dtype) for _ in range(layers)]
+        shapes = layout.tensor_shapes(blocks, kv_heads, head_dim)
+        self.tensors = [tuple(torch.zeros(shape, dtype=self.dtype) for shape in shapes) for _ in range(layers)]
+        """Of each layer: one tensor that holds K and V, or K's and V's."""
+        self.views = [self._views(tensors) for tensors in self.tensors]
+        """Of each layer, in the cache's dtype, for gather and scatter of whole spans."""
+        # FP8 is indexed as bytes.
+        index = torch.uint8 if layout.dtype.is_fp8 else self.dtype
+        self._parts = [tuple(part.view(index) for part in views.parts) for views in self.views]
+
+    def _views(self, tensors: tuple[Tensor, ...]) -> LayerViews:
+        raw = tensors[0] if len(tensors) == 1 else (tensors[0], tensors[1])
+        sizes = {"block_tokens": self.layout.block_tokens, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        return views_of(raw, self.layout.form, run=self.layout.run, **sizes)
 
     def slots(self, block_table: Sequence[int], token_start: int, token_end: int) -> Tensor:
         """Slots (int64, [tokens]) of a sequence's tokens `token_start … token_end − 1`."""
@@ -45,26 +55,30 @@ class PagedKv:
 
     def scatter(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k, v [tokens, kv_heads, head_dim] (any float dtype; rounded to the cache's) to `slots` [tokens]."""
-        for cache, runs, values in ((self.k[layer], self._k_runs, k), (self.v[layer], self._v_runs, v)):
-            rows = values.to(self.dtype).reshape(-1, self._token_elements // runs)
-            cache.view(-1, rows.shape[-1]).index_copy_(0, self._rows(slots, runs), rows)
+        for part, values in zip(self._parts[layer], (k, v), strict=True):
+            rows = self._encode(values)
+            part[self._places(part, slots)] = rows.view(len(rows), *part.shape[3:])
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Contiguous copies (k, v) of `slots` [...]: each [..., kv_heads, head_dim] in the cache's dtype."""
+        """Contiguous copies (k, v) of `slots` [...]: each [..., kv_heads, head_dim], in fp32 if the cache is FP8, else
+        in the cache's dtype."""
         shape = (*slots.shape, self.kv_heads, self.head_dim)
-        k, v = (
-            cache.view(-1, self._token_elements // runs).index_select(0, self._rows(slots, runs)).view(shape)
-            for cache, runs in ((self.k[layer], self._k_runs), (self.v[layer], self._v_runs))
-        )
+        k, v = (self._decode(part[self._places(part, slots)]).reshape(shape) for part in self._parts[layer])
         return k, v
 
-    def _rows(self, slots: Tensor, runs: int) -> Tensor:
-        """Where the runs of those tokens lie, in units of a run: int64 [tokens · runs], token by token.
+    def _encode(self, values: Tensor) -> Tensor:
+        if not self.layout.dtype.is_fp8:
+            return values.to(self.dtype).contiguous()
+        largest = FP8_LARGEST[self.layout.dtype]
+        scaled = (values.float() / self.layout.fp8_scale).clamp(-largest, largest)
+        return scaled.to(self.dtype).contiguous().view(torch.uint8)
 
-        In a block, run r of all its tokens lies before run r + 1 of all its tokens.
-        """
-        if runs == 1:
-            return slots.reshape(-1)
-        size = self.layout.block_tokens
-        first = slots // size * (size * runs) + slots % size
-        return (first.reshape(-1, 1) + torch.arange(runs) * size).view(-1)
+    def _decode(self, rows: Tensor) -> Tensor:
+        if not self.layout.dtype.is_fp8:
+            return rows
+        return rows.view(self.dtype).float() * self.layout.fp8_scale
+
+    def _places(self, part: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        size, run = self.layout.block_tokens, part.shape[2]
+        within = slots % size
+        return slots // size, within // run, within % run

@@ -63,24 +63,32 @@ class LayerViews:
 
 
 def views_of(
-    raw: Tensor | tuple[Tensor, Tensor], form: CacheForm, *, block_tokens: int, kv_heads: int, head_dim: int
+    raw: Tensor | tuple[Tensor, Tensor],
+    form: CacheForm,
+    *,
+    block_tokens: int,
+    kv_heads: int,
+    head_dim: int,
+    run: int | None = None,
 ) -> LayerViews:
     """Views of one layer's cache tensor, or of its K and V tensors if `form` has them apart.
 
-    `block_tokens` is the block size that block tables count in. Strides are the tensor's own. Raises `ConfigInvalid`
-    when the tensor cannot have that form, naming the axis and both sizes.
+    `block_tokens` is the block size that block tables count in, `run` the length of ``x`` and ``m`` if not that of 16
+    bytes. Strides are the tensor's own. Raises `ConfigInvalid` when the tensor cannot have that form, naming the axis
+    and both sizes.
     """
     raws = raw if isinstance(raw, tuple) else (raw,) * len(form.parts)
     if isinstance(raw, tuple) == form.joined or len(raws) != len(form.parts):
         raise _refuse(form, "this form has K and V in one tensor" if form.joined else "this form has K and V apart")
-    sizes = {"p": 2, "n": block_tokens, "h": kv_heads, "d": head_dim, "1": 1}
+    run = run_elements(raws[0].element_size()) if run is None else run
+    sizes = {"p": 2, "n": block_tokens, "h": kv_heads, "d": head_dim, "1": 1, "run": run}
     pairs = zip(raws, form.parts, strict=True)
     return LayerViews(tuple(_view(one, form, axes, sizes, part) for part, (one, axes) in enumerate(pairs)))
 
 
 def _view(raw: Tensor, form: CacheForm, axes: Axes, known: dict[str, int], part: int) -> Tensor:
     """[blocks, n, m, heads, d, x] of one part."""
-    sizes, letters, run = dict(known), "".join(axes), run_elements(raw.element_size())
+    sizes, letters, run = dict(known), "".join(axes), known["run"]
     for short, long in (("x", "d"), ("m", "n")):
         if short in letters:
             if sizes[long] % run:
@@ -152,6 +160,29 @@ def scatter(
     _copy_all(views, block_table, token_start, token_end, staging, _to_cache)
 
 
+def _copy_all(
+    views: LayerViews, table: Tensor, token_start: int, token_end: int, staging: Sequence[Tensor], copy: Copy
+) -> None:
+    assert len(staging) == len(views.parts), f"{len(staging)} tensors for {len(views.parts)} parts"
+    for part, place in zip(views.parts, staging, strict=True):
+        _copy_part(part, table, token_start, token_end, place, copy)
+
+
+def gather_part(part: Tensor, block_table: Tensor, token_start: int, token_end: int, place: Tensor) -> None:
+    """`gather` of one part of `LayerViews`."""
+    _copy_part(part, block_table, token_start, token_end, place, _to_staging)
+
+
+def scatter_part(part: Tensor, block_table: Tensor, token_start: int, token_end: int, place: Tensor) -> None:
+    """`scatter` of one part of `LayerViews`."""
+    _copy_part(part, block_table, token_start, token_end, place, _to_cache)
+
+
+def row_shape(part: Tensor) -> tuple[int, int]:
+    """(heads, head_dim) of a token's row."""
+    return part.shape[3], part.shape[4] * part.shape[5]
+
+
 def _to_staging(cache: Tensor, staging: Tensor) -> None:
     staging.copy_(cache, non_blocking=True)
 
@@ -160,19 +191,11 @@ def _to_cache(cache: Tensor, staging: Tensor) -> None:
     cache.copy_(staging, non_blocking=True)
 
 
-def _copy_all(
-    views: LayerViews, table: Tensor, token_start: int, token_end: int, staging: Sequence[Tensor], copy: Copy
-) -> None:
-    shape = (token_end - token_start, views.heads, views.head_dim)
-    assert len(staging) == len(views.parts), f"{len(staging)} tensors for {len(views.parts)} parts"
-    for part, place in zip(views.parts, staging, strict=True):
-        assert tuple(place.shape) == shape, f"staging of {tuple(place.shape)} for {shape}"
-        assert place.dtype == part.dtype, f"staging of {place.dtype} for a cache of {part.dtype}"
-        _copy_part(part, table, token_start, token_end, place, copy)
-
-
 def _copy_part(part: Tensor, table: Tensor, token_start: int, token_end: int, place: Tensor, copy: Copy) -> None:
     """Whole blocks by runs of neighbouring ids, blocks of which only some tokens are wanted one by one."""
+    shape = (token_end - token_start, *row_shape(part))
+    assert tuple(place.shape) == shape, f"staging of {tuple(place.shape)} for {shape}"
+    assert place.dtype == part.dtype, f"staging of {place.dtype} for a cache of {part.dtype}"
     size = part.shape[1] * part.shape[2]
     first, last = token_start // size, -(-token_end // size)
     ids = table[first:last].tolist()

@@ -22,13 +22,14 @@ from isthmus_shared.engines.runner_port import RunnerInfo, StepResult, WorkResul
 from isthmus_shared.engines.sampling import sample
 from isthmus_shared.engines.sequence import Batch, Phase, Work
 from isthmus_shared.engines.sequence import Sequence as SequenceState
-from isthmus_shared.engines.transfer import read_span, write_span
 from isthmus_shared.errors import ConfigInvalid, Fault, IsthmusError
 from isthmus_shared.ids import RequestId
 from isthmus_shared.kv.canonical import CanonicalIndex, KvPart
 from isthmus_shared.kv.layout import KvLayout
 from isthmus_shared.kv.paged import PagedKv
 from isthmus_shared.kv.shape import KvShape, group_layers
+from isthmus_shared.kv.staging import gather_rows, scatter_rows
+from isthmus_shared.kv.views import row_shape, scatter_part
 from isthmus_shared.messages.work import SamplingParams
 
 WARM_UP_TOKENS = 16
@@ -121,15 +122,16 @@ class ReferenceRunner:
             if sink is None or start >= work.end or sequence.uid in faults:
                 continue
             index = self._index(sequence)
-            span = index.span(layer, KvPart.K, start, work.end)
-            if span is None:
+            if index.span(layer, KvPart.K, start, work.end) is None:
                 continue
-            parts = self._kv.gather(layer, self._kv.slots(work.block_table, span.token_start, span.token_end))
+            table = torch.tensor(work.block_table)
             try:
-                for part, rows in zip(KvPart, parts, strict=True):
-                    place = index.span(layer, part, span.token_start, span.token_end)
+                for part, cache in zip(index.parts(layer), self._kv.views[layer].parts, strict=True):
+                    place = index.span(layer, part, start, work.end)
                     assert place is not None, "K and V of one layer have the same tokens"
-                    write_span(sink, place, rows.view(-1).view(torch.uint8).numpy())
+                    memory = sink.map(place.offset_bytes, place.size_bytes)
+                    gather_rows(cache, table, place.token_start, place.token_end, memory)
+                    sink.filled(place.offset_bytes, place.size_bytes)
             except IsthmusError as error:
                 faults[sequence.uid] = error.to_fault()
 
@@ -141,19 +143,16 @@ class ReferenceRunner:
         """
         sequence, source = work.sequence, work.sequence.request.kv_load
         assert source is not None, "it loads"
-        index = self._index(sequence)
+        index, table = self._index(sequence), torch.tensor(work.block_table)
         try:
             for layer in index.layers:
-                group = index.group(layer)
-                shape = (group.tokens, group.kv_heads, group.head_dim)
-                k, v = (
-                    torch.from_numpy(read_span(source, index.whole(layer, part))).view(self._kv.dtype).view(shape)
-                    for part in KvPart
-                )
-                self._kv.scatter(layer, self._kv.slots(work.block_table, group.token_start, group.token_end), k, v)
-                if group.token_start:
-                    zeros = k.new_zeros(group.token_start, group.kv_heads, group.head_dim)
-                    self._kv.scatter(layer, self._kv.slots(work.block_table, 0, group.token_start), zeros, zeros)
+                for part, cache in zip(index.parts(layer), self._kv.views[layer].parts, strict=True):
+                    span = index.whole(layer, part)
+                    memory = source.map(span.offset_bytes, span.size_bytes)
+                    scatter_rows(cache, table, span.token_start, span.token_end, memory)
+                    if span.token_start:
+                        zeros = torch.zeros((span.token_start, *row_shape(cache)), dtype=cache.dtype)
+                        scatter_part(cache, table, 0, span.token_start, zeros)
         except IsthmusError as error:
             faults[sequence.uid] = error.to_fault()
 
