@@ -30,7 +30,6 @@ ONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "
 _SETTINGS = {
     "kv_cache_bytes": "kv_cache_memory_bytes",
     "max_batch": "max_num_seqs",
-    "prefill_chunk_tokens": "max_num_batched_tokens",
     "max_model_len_tokens": "max_model_len",
 }
 """The worker's own settings, passed on where they were given; else vLLM's defaults hold."""
@@ -59,6 +58,8 @@ def engine_arguments(config: EngineConfig, known: Iterable[str]) -> dict[str, An
     fields = config.model_fields_set
     own = {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items() if ours in fields}
     own = {name: value for name, value in own.items() if value is not None}
+    if "prefill_chunk_tokens" in fields:
+        own |= _chunk(config.prefill_chunk_tokens, config.max_batch)
     if "kv_blocks" in fields and config.kv_blocks is not None:
         # One block of vLLM's is nobody's; with the number given, its guess from the free memory is not wanted.
         own |= {"num_gpu_blocks_override": config.kv_blocks + 1, "kv_cache_memory_bytes": config.kv_cache_bytes}
@@ -66,6 +67,17 @@ def engine_arguments(config: EngineConfig, known: Iterable[str]) -> dict[str, An
     if twice:
         raise _refuse(f"{twice[0]} is set twice", "the worker has a setting of its own for it")
     return own | given
+
+
+def _chunk(chunk_tokens: int, max_batch: int) -> dict[str, int]:
+    """vLLM's budget of a step counts decoding sequences too, and must hold a token of each."""
+    if chunk_tokens >= max_batch:
+        return {"max_num_seqs": max_batch, "max_num_batched_tokens": chunk_tokens}
+    return {
+        "max_num_seqs": max_batch,
+        "max_num_batched_tokens": max_batch,
+        "long_prefill_token_threshold": chunk_tokens,
+    }
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -104,12 +104,7 @@ class VllmCore:
 
     def close(self) -> None:
         """Frees the model and its cache, and what vLLM keeps for the whole process."""
-        from vllm.distributed.kv_transfer.kv_transfer_state import ensure_kv_transfer_shutdown
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-        ensure_kv_transfer_shutdown()
         self._engine.engine_core.shutdown()
-        cleanup_dist_env_and_memory()
 
     # -- pieces
 
