@@ -183,9 +183,13 @@ class IsthmusConnector(KVConnectorBase_V1, SupportsHMA):
 
     # --- both
 
+    @property
+    def stats(self) -> TransferStats:
+        """What this half has counted."""
+        return self._half.stats if self._worker is None else self._worker.stats
+
     def get_kv_connector_stats(self) -> ConnectorStats | None:
-        half = self._scheduler or self._worker
-        report = None if half is None else half.stats.take()
+        report = self.stats.take()
         return None if report is None else ConnectorStats(data=dict(report))
 
     @classmethod

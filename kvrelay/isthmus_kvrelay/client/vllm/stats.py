@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypedDict
@@ -88,6 +89,8 @@ class TransferStats:
         self._report = empty_report()
         self._step_ns = 0
         self._reported_s = time.monotonic()
+        self.totals: Counter[str] = Counter()
+        """Transfers since the start: saved, saves_failed, loaded, loads_failed."""
 
     @contextmanager
     def hook(self) -> Iterator[None]:
@@ -108,21 +111,25 @@ class TransferStats:
     def saved(self, size_bytes: int) -> None:
         with self._lock:
             self._report["saved"] += 1
+            self.totals["saved"] += 1
             self._report["saved_bytes"] += size_bytes
 
     def save_failed(self) -> None:
         with self._lock:
             self._report["saves_failed"] += 1
+            self.totals["saves_failed"] += 1
 
     def loaded(self, size_bytes: int, took_s: float) -> None:
         with self._lock:
             self._report["loaded"] += 1
+            self.totals["loaded"] += 1
             self._report["loaded_bytes"] += size_bytes
             self._report["load_s"].append(took_s)
 
     def load_failed(self) -> None:
         with self._lock:
             self._report["loads_failed"] += 1
+            self.totals["loads_failed"] += 1
 
     def take(self, *, now: bool = False) -> Report | None:
         """What has come together since the last time; None if that is no `REPORT_S` ago."""
