@@ -40,7 +40,7 @@ from isthmus_kvrelay.client.vllm.metrics import ConnectorMetrics, ConnectorStats
 from isthmus_kvrelay.client.vllm.model_layers import group_tables, kv_shape, read_layers
 from isthmus_kvrelay.client.vllm.params import parse_params
 from isthmus_kvrelay.client.vllm.rank import Rank
-from isthmus_kvrelay.client.vllm.relay_thread import RelayThread
+from isthmus_kvrelay.client.vllm.relay_thread import RelayPort, RelayThread
 from isthmus_kvrelay.client.vllm.saving import Saver
 from isthmus_kvrelay.client.vllm.scheduling import Scheduled, Scheduling, SchedulingSettings
 from isthmus_kvrelay.client.vllm.settings import ConnectorSettings
@@ -48,6 +48,7 @@ from isthmus_kvrelay.client.vllm.stats import TransferStats, empty_report
 from isthmus_shared.engines.reference.fingerprint import model_fingerprint
 from isthmus_shared.errors import ConfigInvalid, InvalidRequest
 from isthmus_shared.ids import NodeId, WorkerId, new_id, new_incarnation
+from isthmus_shared.kv.shape import KvShape
 from isthmus_shared.messages.work import WorkerRef
 
 if TYPE_CHECKING:
@@ -78,6 +79,17 @@ class IsthmusConnector(KVConnectorBase_V1, SupportsHMA):
         _check_supported(vllm_config)
         self._scheduler = _SchedulerHalf(vllm_config, kv_cache_config, settings) if _schedules(role) else None
         self._worker = None if _schedules(role) else _WorkerHalf(vllm_config, kv_cache_config, settings)
+
+    # --- an Isthmus worker around the engine
+
+    @property
+    def kv_shape(self) -> KvShape:
+        """What transfers of this model's prompts hold; known to the scheduler's half."""
+        return self._half.shape
+
+    def use_flows(self, flows: RelayPort) -> None:
+        """With `worker_flows`: who has opened them. For the worker's half, before the first request."""
+        self._rank.relay.use(flows)
 
     # --- scheduler
 
@@ -222,7 +234,7 @@ class _SchedulerHalf:
         self._pins: dict[str, list[int]] = {}
         self._requests: dict[str, Request] = {}
         tp_size = config.parallel_config.tensor_parallel_size
-        shape = kv_shape(
+        self.shape = kv_shape(
             read_layers(cache.kv_cache_groups),
             fingerprint=settings.model_fingerprint or model_fingerprint(_model_folder(config)),
             tp_size=tp_size,
@@ -230,7 +242,7 @@ class _SchedulerHalf:
         )
         self.core = Scheduling(
             SchedulingSettings(
-                shape=shape,
+                shape=self.shape,
                 groups=group_tables(cache.kv_cache_groups),
                 tp_size=tp_size,
                 peer_tp_size=settings.peer_tp_size or tp_size,
@@ -334,6 +346,11 @@ class _WorkerHalf:
         logger.info("KV of %d layers through %s; %s", len(tensors), self._settings.relay_socket, "; ".join(forms))
 
     @property
+    def relay(self) -> RelayThread:
+        assert self._relay is not None, "vLLM registers its caches before it uses them"
+        return self._relay
+
+    @property
     def saver(self) -> Saver:
         assert self._saver is not None, "vLLM registers its caches before it uses them"
         return self._saver
@@ -368,7 +385,7 @@ def _relay_thread(config: VllmConfig, settings: ConnectorSettings, part: str) ->
     )
     relay = RelayThread(settings.relay_socket, worker, logger.info)
     relay.start()
-    if not relay.wait_attached(settings.attach_s):
+    if settings.relay_socket is not None and not relay.wait_attached(settings.attach_s):
         logger.warning("no relay at %s yet: until it is there, KV is not transferred", settings.relay_socket)
     return relay
 
@@ -391,4 +408,3 @@ def _check_supported(config: VllmConfig) -> None:
     for name, size in sizes.items():
         if size != 1:
             raise ConfigInvalid(f"{name} {size} with the Isthmus connector", todo=f"set {name} to 1", param=name)
-

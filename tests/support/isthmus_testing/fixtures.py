@@ -13,9 +13,7 @@ from isthmus_shared.bus.server import EmbeddedNats
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--engines", choices=("own", "vllm"), default="own", help="what the engines' contract is tested on"
-    )
+    parser.addoption("--engines", choices=("own", "vllm"), default="own", help="whose contract is tested")
 
 
 @pytest.fixture

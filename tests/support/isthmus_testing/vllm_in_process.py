@@ -9,6 +9,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import prometheus_client
+
 from isthmus_shared.engines.config import EngineConfig
 from isthmus_shared.engines.vllm.core import VllmCore
 from isthmus_shared.engines.vllm.turns import CoreInfo, NewRequest, Turn
@@ -26,6 +28,7 @@ class CorePool:
         with self._lock:
             if self._idle.get(key):
                 return self._idle[key].pop()  # type: ignore[return-value]
+            _forget_metrics()
             return PooledCore(VllmCore.build(config), self._lock, self._idle.setdefault(key, []))  # type: ignore[return-value]
 
 
@@ -62,3 +65,11 @@ class PooledCore:
         with self._lock:
             if self._last is None or self._last.idle:
                 self._idle.append(self)
+
+
+def _forget_metrics() -> None:
+    """vLLM forgets an older engine's metrics by itself, but not its connector's."""
+    registry: Any = prometheus_client.REGISTRY
+    for collector, names in list(registry._collector_to_names.items()):
+        if any(name.startswith("isthmus_") for name in names):
+            registry.unregister(collector)

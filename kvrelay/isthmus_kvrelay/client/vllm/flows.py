@@ -67,9 +67,7 @@ def _flows(
         RankFlow(
             transfer_id=flow_id(name, flow.producer_rank, consumer),
             generation=Generation(name.generation),
-            index=CanonicalIndex(
-                shape.narrow_heads(flow.heads.start, flow.heads.count).manifest(name.prompt_tokens)
-            ),
+            index=CanonicalIndex(shape.narrow_heads(flow.heads.start, flow.heads.count).manifest(name.prompt_tokens)),
             heads=Heads(flow.heads.start - first, flow.heads.count),
         )
         for flow in plan_flows(total, name.producer_tp, name.consumer_tp)

@@ -80,6 +80,4 @@ class StepJobs:
 
     @property
     def empty(self) -> bool:
-        return not (
-            self.saves or self.loads or self.preempted or self.dropped or self.cancelled or self.discarded
-        )
+        return not (self.saves or self.loads or self.preempted or self.dropped or self.cancelled or self.discarded)

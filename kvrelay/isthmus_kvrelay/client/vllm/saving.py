@@ -162,9 +162,7 @@ class Saver:
 
     # --- copying
 
-    def _copy_step(
-        self, step: Sequence[tuple[_Transfer, int, SaveJob]], layers: Sequence[int], after: Fence
-    ) -> None:
+    def _copy_step(self, step: Sequence[tuple[_Transfer, int, SaveJob]], layers: Sequence[int], after: Fence) -> None:
         for transfer, epoch, job in step:
             self._copy(transfer, epoch, job, layers, after)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from isthmus_kvrelay.client.vllm.params import MAX_DEADLINE_S, MAX_TP
 from isthmus_shared.errors import ConfigInvalid
@@ -14,7 +14,12 @@ from isthmus_shared.errors import ConfigInvalid
 class ConnectorSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    relay_socket: str = Field(min_length=1, description="Unix socket of this node's relay (ISTHMUS_RELAY_SOCKET)")
+    relay_socket: str | None = Field(
+        default=None, min_length=1, description="Unix socket of this node's relay (ISTHMUS_RELAY_SOCKET)"
+    )
+    worker_flows: bool = Field(
+        default=False, description="Instead: the Isthmus worker around this engine opens all flows (`use_flows`)"
+    )
     node_id: str = Field(default="vllm", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="The relay's node")
     worker_id: str | None = Field(
         default=None,
@@ -41,6 +46,12 @@ class ConnectorSettings(BaseModel):
     attach_s: float = Field(
         default=10, ge=0, le=600, description="For the relay to be there when the engine starts; then it goes on alone"
     )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> ConnectorSettings:
+        if (self.relay_socket is None) != self.worker_flows:
+            raise ValueError("relay_socket is needed: the path of this node's relay (ISTHMUS_RELAY_SOCKET)")
+        return self
 
     @classmethod
     def read(cls, extra: Mapping[str, Any]) -> ConnectorSettings:
