@@ -84,6 +84,12 @@ def _make_vllm(models: Path) -> Make:
     return start
 
 
+@pytest.fixture(scope="session")
+def tolerance(request: pytest.FixtureRequest) -> float:
+    """Of logprobs: between two implementations they differ in the last bits of fp32."""
+    return 5e-4 if request.config.getoption("engines") == "vllm" else 1e-5
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     with_vllm = metafunc.config.getoption("engines") == "vllm"
     if "producer" in metafunc.fixturenames:

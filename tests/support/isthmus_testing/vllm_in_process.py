@@ -22,6 +22,8 @@ class CorePool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[str, list[PooledCore]] = {}
+        self._all: list[PooledCore] = []
+        """One that nobody held would take down what vLLM has once for all of them."""
 
     def build(self, config: EngineConfig) -> VllmCore:
         key = config.model_dump_json()
@@ -29,7 +31,9 @@ class CorePool:
             if self._idle.get(key):
                 return self._idle[key].pop()  # type: ignore[return-value]
             _forget_metrics()
-            return PooledCore(VllmCore.build(config), self._lock, self._idle.setdefault(key, []))  # type: ignore[return-value]
+            made = PooledCore(VllmCore.build(config), self._lock, self._idle.setdefault(key, []))
+            self._all.append(made)
+            return made  # type: ignore[return-value]
 
 
 class PooledCore:

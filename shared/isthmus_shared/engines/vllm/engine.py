@@ -11,6 +11,9 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 
+import structlog
+from structlog.typing import FilteringBoundLogger
+
 from isthmus_shared.engines.config import EngineConfig
 from isthmus_shared.engines.port import EngineInfo, EngineLoad, EngineRequest, SequenceOutput, StepReport
 from isthmus_shared.engines.reports import ReportQueue, SpeedMeter
@@ -55,6 +58,7 @@ class VllmEngine:
 
     def __init__(self, config: EngineConfig, build: Callable[[EngineConfig], VllmCore] = VllmCore.build) -> None:
         self._config, self._build = config, build
+        self._log: FilteringBoundLogger = structlog.get_logger()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm-engine")
         self._reports, self._speed = ReportQueue(), SpeedMeter()
         self._wake = asyncio.Event()
@@ -67,6 +71,8 @@ class VllmEngine:
         self._group: asyncio.TaskGroup
         self._core: VllmCore
         self._blocks_free = 0
+        self._settled = True
+        """vLLM's workers know of every end: there is nothing left to step."""
         self._limit = 0
         self.preemptions = 0
         """Sequences put back to recompute, since the start."""
@@ -189,7 +195,7 @@ class VllmEngine:
     async def _turn_until_stopped(self) -> None:
         while self.state in (EngineState.NEW, EngineState.READY):
             self._wake.clear()
-            if not self._new and not any(live.in_vllm for live in self._lives.values()):
+            if not self._new and self._settled and not any(live.in_vllm for live in self._lives.values()):
                 await self._tell(self._collect())
                 if not self._new and not self._wake.is_set():
                     await self._wake.wait()
@@ -212,11 +218,12 @@ class VllmEngine:
             turn = await self._loop.run_in_executor(self._thread, self._core.turn, new, aborted)
         except STEP_FAULTS as error:
             self.state = EngineState.FAILED
+            self._log.error("engine.failed", exc_info=error)
             fault = EngineFailed("vLLM failed", why=f"{type(error).__name__}: {error}", todo="restart the worker")
             for live in self._lives.values():
                 live.end(FinishReason.ERROR, fault.to_fault())
             return True
-        self._blocks_free, self.preemptions = turn.blocks_free, turn.preemptions
+        self._blocks_free, self.preemptions, self._settled = turn.blocks_free, turn.preemptions, turn.idle
         outputs = self._apply(turn)
         outputs += self._collect()
         await self._tell(outputs, turn)
