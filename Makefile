@@ -41,6 +41,7 @@ lint: $(VENV)/.dev  ## style, layers, drift of generated files
 	@$(BIN)/python tools/check_tidy.py
 	@$(BIN)/python tools/gen_schemas.py --check
 	@$(BIN)/python tools/gen_config_docs.py --check
+	@$(BIN)/python tools/gen_dashboards.py --check
 
 types: $(VENV)/.dev  ## mypy --strict
 	@$(BIN)/mypy
@@ -49,9 +50,10 @@ format: $(VENV)/.dev  ## put the sources into their one form
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
 
-schemas: $(VENV)/.dev  ## write schemas/ and docs/configuration.md anew from the code
+schemas: $(VENV)/.dev  ## write what is generated from the code anew: schemas/, configuration, metrics, dashboards
 	@$(BIN)/python tools/gen_schemas.py
 	@$(BIN)/python tools/gen_config_docs.py
+	@$(BIN)/python tools/gen_dashboards.py
 
 sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
 	@$(PYTEST) tests/sim $(ARGS)

@@ -71,6 +71,13 @@ ENV_INTRO = """\
 #WORKER_CPUS=2.0
 #RELAY_MEMORY=768m
 #RELAY_CPUS=1.0
+
+# With observability.yaml: images, ports on PUBLISH_HOST, and Grafana's first password for `admin`
+#PROMETHEUS_IMAGE=prom/prometheus:v3.5.0
+#PROMETHEUS_PORT=9090
+#GRAFANA_IMAGE=grafana/grafana:12.1.0
+#GRAFANA_PORT=3000
+#GRAFANA_PASSWORD=admin
 """
 SET_BY_COMPOSE = {
     "ISTHMUS_NATS_URL",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import httpx
 import pytest
@@ -18,7 +17,6 @@ from isthmus_testing.compose_cluster import (
     HEALTHY_S,
     LANES_NET,
     ComposeCluster,
-    compose_cluster,
     why_not,
 )
 from isthmus_testing.engines import Outcome, prompt_of
@@ -44,12 +42,6 @@ ERRORS = {
     "unavailable",
 }
 Expected = Mapping[Case, Outcome]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ComposeCluster]:
-    with compose_cluster(f"isthmus-test-{uuid.uuid4().hex[:8]}") as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

@@ -75,13 +75,14 @@ class KvShape:
 
 
 def _group(shape: GroupShape, prompt_tokens: int) -> KvGroup:
+    """A window's tokens are those that the last token of the prompt sees: an engine may compute that one again."""
     return KvGroup(
         kind=shape.kind,
         layer_ids=shape.layer_ids,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         window_tokens=shape.window_tokens,
-        token_start=first_visible_token(prompt_tokens, shape.window_tokens),
+        token_start=first_visible_token(prompt_tokens - 1, shape.window_tokens),
         token_end=prompt_tokens,
         head_start=shape.head_start,
         heads_total=shape.heads_total,
@@ -101,13 +102,8 @@ def _narrow_scales(scales: KvScales, heads: int, start: int, count: int) -> KvSc
 
 
 def first_visible_token(position: int, window_tokens: int | None) -> int:
-    """The first token that a query at `position` sees. A window counts the query's own token.
-
-    Never beyond `position - 1`: a window of one token sees nothing of the prompt, but a flow has no empty groups.
-    """
-    if window_tokens is None:
-        return 0
-    return max(0, min(position - 1, position + 1 - window_tokens))
+    """The first token that a query at `position` sees. A window counts the query's own token."""
+    return 0 if window_tokens is None else max(0, position + 1 - window_tokens)
 
 
 def group_layers(windows: Sequence[int | None], *, kv_heads: int, head_dim: int) -> tuple[GroupShape, ...]:

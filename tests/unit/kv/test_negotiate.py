@@ -54,13 +54,13 @@ def test_equal_manifests_pass_also_after_the_wire() -> None:
     require_exchangeable(ours, KvManifest.model_validate(ours.model_dump(mode="json")))
 
 
-def test_a_sliding_group_carries_what_the_first_decoded_token_sees() -> None:
-    """A token at position 300 with a window of 128 sees itself and 173 to 299."""
+def test_a_sliding_group_carries_what_the_last_prompt_token_sees() -> None:
+    """The token at position 299 with a window of 128 sees itself and 172 to 298."""
     full, sliding = shape().manifest(300).groups
     assert (full.layer_ids, full.token_start, full.token_end) == ((0, 2), 0, 300)
-    assert (sliding.layer_ids, sliding.token_start, sliding.token_end) == ((1,), 173, 300)
-    assert shape().manifest(127).groups[1].token_start == 0
-    assert first_visible_token(50, 1) == 49
+    assert (sliding.layer_ids, sliding.token_start, sliding.token_end) == ((1,), 172, 300)
+    assert shape().manifest(128).groups[1].token_start == 0
+    assert first_visible_token(50, 1) == 50
 
 
 def test_layers_of_one_window_are_one_group() -> None:

@@ -80,7 +80,7 @@ def test_a_latent_has_one_part_and_scales_per_block_follow_their_rows() -> None:
     ks, vs = (index.scales(3, part) for part in KvPart)
     assert ks is not None
     assert vs is not None
-    # A token at 40 sees 21 to 39: blocks of scales 1 and 2.
+    # The token at 39 sees 20 to 39: blocks of scales 1 and 2.
     sizes = [(span.offset_bytes - 2 * 40 * 576 * 2, span.size_bytes) for span in (k, ks, v, vs)]
-    assert sizes == [(0, 304), (304, 16), (320, 304), (624, 16)]
-    assert index.total_bytes == shape.manifest(40).total_bytes == 2 * 40 * 576 * 2 + 640
+    assert sizes == [(0, 320), (320, 16), (336, 320), (656, 16)]
+    assert index.total_bytes == shape.manifest(40).total_bytes == 2 * 40 * 576 * 2 + 672

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from isthmus_kvrelay.client.vllm.cache import RankCache
+from isthmus_kvrelay.client.vllm.cache import Fence, RankCache
 from isthmus_kvrelay.client.vllm.copier import Copier
 from isthmus_kvrelay.client.vllm.flows import RankFlow, consumer_flows
 from isthmus_kvrelay.client.vllm.jobs import Discard, LoadJob, Origin, StepJobs
@@ -28,6 +28,8 @@ DISCARD_S = 5.0
 class _Load:
     job: LoadJob
     began_s: float
+    after: Fence = None
+    """What the engine was doing when it gave the blocks."""
     flows: tuple[RankFlow, ...] = ()
     left: int = 0
     """Flows that are still fetched or copied; each ends once."""
@@ -75,7 +77,7 @@ class Loader:
     # --- fetching, on the relay's loop
 
     def _begin(self, job: LoadJob, fingerprint: str) -> None:
-        load = _Load(job, time.monotonic())
+        load = _Load(job, time.monotonic(), self._cache.fence())
         self._loads[job.request_id] = load
         if job.refusal is not None:
             load.error = ManifestMismatch(job.refusal)
@@ -153,7 +155,7 @@ class Loader:
             for layer in flow.index.layers:
                 if load.error is not None:
                     break
-                self._cache.load(flow, layer, load.job.blocks, tokens, source.map)
+                self._cache.load(flow, layer, load.job.blocks, tokens, source.map, load.after)
         except IsthmusError as error:
             self._fail(load.job.request_id, error)
         finally:

@@ -1,4 +1,4 @@
-"""A vLLM engine's cache groups as our KV shape. Reads vLLM's objects by their fields; imports nothing of it."""
+"""A vLLM engine's cache groups as this project's KV shape: its objects are read by their fields."""
 
 from __future__ import annotations
 

@@ -190,8 +190,12 @@ class Saver:
                 self._changed.notify_all()
         if fault is not None:
             self._abort(transfer.job.request_id, fault)
-        if transfer.state is SaveState.ABORTED:
+        if self._is_aborted(transfer):
             _abort_all(transfer.sinks, DROPPED)
+
+    def _is_aborted(self, transfer: _Transfer) -> bool:
+        with self._changed:
+            return transfer.state is SaveState.ABORTED
 
     def _copy_layer(self, transfer: _Transfer, job: SaveJob, layer: int, after: Fence) -> None:
         tokens = range(transfer.copied[layer], job.computed)
