@@ -1,4 +1,4 @@
-"""vLLM in the worker services, KV through real relays: whoever prefills and whoever decodes, the tokens are the same."""
+"""vLLM in the worker services, KV through real relays: whoever prefills and whoever decodes, the same tokens."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ async def test_two_engines_of_one_request_give_the_tokens_of_one(
         assert await crossed(cluster) > 0
         await cluster.until_idle()
         shown = await cluster.metrics("prefill" if producer == "vllm" else "decode")
-        own = "isthmus_engine_steps_total{phase=prefill}"
-        assert shown[own] > 0
+        assert any(name.startswith("isthmus_engine_steps_total") and value > 0 for name, value in shown.items())
         assert any(name.startswith("vllm:prompt_tokens_total") and value > 0 for name, value in shown.items())
 
 

@@ -36,7 +36,7 @@ class _Row:
         return uniform(self.params.seed, self.first_index + len(self.output))
 
 
-class SeededSampler(LogitsProcessor):  # type: ignore[misc]  # vLLM is not there where types are checked
+class SeededSampler(LogitsProcessor):
     """One per engine; vLLM tells it which request is in which row."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
