@@ -17,20 +17,11 @@ from structlog.typing import FilteringBoundLogger
 from isthmus_shared.engines.config import EngineConfig
 from isthmus_shared.engines.port import EngineInfo, EngineLoad, EngineRequest, SequenceOutput, StepReport
 from isthmus_shared.engines.reports import ReportQueue, SpeedMeter
+from isthmus_shared.engines.vllm.admission import check_form, check_queue, check_room, check_transfer
 from isthmus_shared.engines.vllm.core import VllmCore
 from isthmus_shared.engines.vllm.live import Live, Phase
 from isthmus_shared.engines.vllm.turns import NewRequest, Turn
-from isthmus_shared.errors import (
-    Cancelled,
-    ContextTooLong,
-    Draining,
-    EngineFailed,
-    InvalidRequest,
-    IsthmusError,
-    ManifestMismatch,
-    NoCapacity,
-    TransferFailed,
-)
+from isthmus_shared.errors import Cancelled, Draining, EngineFailed, InvalidRequest, IsthmusError, TransferFailed
 from isthmus_shared.ids import RequestId
 from isthmus_shared.kv.manifest import KvManifest
 from isthmus_shared.messages.work import FinishReason
@@ -363,51 +354,8 @@ class VllmEngine:
             raise Draining(f"this engine is {self.state}")
         if request.request_id in self._by_id:
             raise InvalidRequest(f"request {request.request_id} is here already", param="request_id")
-        _check_form(request, self._core.info.vocab_size)
-        self._check_transfer(request)
-        self._check_room(request)
-
-    def _check_transfer(self, request: EngineRequest) -> None:
-        transfer = request.kv_save or request.kv_load
-        if transfer is None:
-            return
-        ours = self.manifest(len(request.token_ids)).total_bytes
-        if transfer.total_bytes != ours:
-            raise ManifestMismatch(
-                "the transfer's size is not this prompt's KV",
-                why=f"here {ours} bytes, there {transfer.total_bytes}",
-                param="total_bytes",
-            )
-
-    def _check_room(self, request: EngineRequest) -> None:
-        prompt = len(request.token_ids) - request.output_offset
-        total = prompt + request.sampling.max_tokens
-        if total > self._limit:
-            raise ContextTooLong(
-                f"the context is {self._limit} tokens, but {total} are asked for",
-                why=f"{prompt} in the prompt and up to {request.sampling.max_tokens} of output",
-                todo="shorten the prompt or lower max_tokens",
-                param="max_tokens" if prompt < self._limit else "prompt",
-            )
+        check_form(request, vocab_size=self._core.info.vocab_size)
+        check_transfer(request, self.manifest(len(request.token_ids)))
+        check_room(request, limit_tokens=self._limit)
         queued = sum(live.phase in (Phase.WAITING, Phase.LOADING) for live in self._lives.values())
-        if queued >= self._config.max_waiting:
-            raise NoCapacity(
-                f"{self._config.max_waiting} sequences wait already",
-                todo="ask another worker, or raise max_waiting",
-                retry_after_s=1.0,
-            )
-
-
-def _check_form(request: EngineRequest, vocab_size: int) -> None:
-    tokens, offset = request.token_ids, request.output_offset
-    if not tokens:
-        raise InvalidRequest("the prompt is empty", param="prompt")
-    if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        raise InvalidRequest(f"token ids must be below {vocab_size}, the vocabulary's size", param="prompt")
-    if not 0 <= offset < len(tokens) or offset >= request.sampling.max_tokens:
-        raise InvalidRequest(
-            f"output offset {offset} does not fit {len(tokens)} tokens and max_tokens {request.sampling.max_tokens}",
-            param="output_offset",
-        )
-    if request.kv_save is not None and request.kv_load is not None:
-        raise InvalidRequest("a sequence either saves or loads its KV, not both")
+        check_queue(queued, self._config.max_waiting)
