@@ -9,7 +9,7 @@ TORCH_INDEX_URL ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status chat test test-fast lint types format schemas sim relay-seeds relay-fuzz bench bench-relay bench-peers compose-up compose-test rdma-test rdma-kernel clean check-python
+.PHONY: help up down status chat test test-fast lint types format schemas sim relay-seeds relay-fuzz kv-forms bench bench-kv bench-relay bench-peers compose-up compose-test rdma-test rdma-kernel vllm-venv clean check-python
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -61,6 +61,12 @@ sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARG
 relay-seeds: $(VENV)/.dev  ## 2,000 fault schedules over 16 simulated relays (ARGS="--seeds 20 --flows 1000 --slots 512 --at-once")
 	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_storm $(ARGS)
 
+kv-forms: $(VENV)/.dev  ## 10,000 random crossings between KV layouts, shardings and FP8 flavours (ARGS="--cases 500 --first 7")
+	@PYTHONPATH=$(SOURCES):tests/support OMP_NUM_THREADS=1 $(BIN)/python -m isthmus_testing.kv_crossings $(ARGS)
+
+bench-kv: $(VENV)/.dev  ## KV conversions beside torch's own copies, on one core (docs/benchmarks.md)
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/kv_forms.py $(ARGS)
+
 relay-fuzz: $(VENV)/.dev  ## hostile messages and headers for ten minutes (ARGS="--seconds 60 --seed 1")
 	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_fuzz $(ARGS)
 
@@ -89,7 +95,7 @@ rdma-kernel:  ## build that guest kernel from Debian's source into your cache (a
 	@tools/rdma/kernel.sh
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) $(VLLM_VENV) .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
 
 comma := ,
 empty :=
@@ -113,6 +119,19 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 	@echo "installing Isthmus and its test tools into $(VENV) (once; torch's CPU build is the large part)"
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.local
+
+# vLLM wants its own pins, so it has a virtual environment of its own, with Isthmus taken from the source folders.
+VLLM_VENV := .venv-vllm
+VLLM_PYTHON ?= python3.11
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+$(VLLM_VENV)/.made: tools/vllm/requirements-lean.txt tools/vllm/requirements-engine.txt
+	@echo "installing vLLM's CPU build into $(VLLM_VENV) (once; two gigabytes, a few minutes)"
+	@$(VLLM_PYTHON) -m venv $(VLLM_VENV) || { echo "vLLM's CPU build is pinned for Python 3.11. Try: make VLLM_PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@$(VLLM_PIP) -r tools/vllm/requirements-lean.txt
+	@$(VLLM_PIP) --no-deps -r tools/vllm/requirements-engine.txt
+	@touch $@
+
+vllm-venv: $(VLLM_VENV)/.made  ## install vLLM's CPU build, without what it does not need, into .venv-vllm
 
 $(VENV)/.rdma: $(VENV)/.dev
 	@$(PIP) --editable '.[rdma]'

@@ -1,4 +1,4 @@
-"""The smallest proxy in front of two `vllm serve` with the Isthmus connector: prefill here, decode there (docs/vllm.md).
+"""The smallest proxy before two `vllm serve` with the Isthmus connector: prefill here, decode there (docs/vllm.md).
 
 python examples/vllm_proxy.py --prefill http://a:8100 --decode http://b:8200 --port 8000
 

@@ -19,6 +19,10 @@ def event_of(lane: LaneId, message: wire.LaneMessage) -> ev.Event | None:
     match message:
         case wire.Pull():
             return ev.PullReceived(lane, message.key, message.pull)
+        case wire.EagerPull():
+            return ev.PullReceived(lane, message.key, message.pull, message.offer)
+        case wire.Declined():
+            return ev.DeclinedReceived(lane, message.key, message.pull)
         case wire.Opened():
             facts = message.total_bytes, message.chunk_bytes, message.manifest
             return ev.OpenedReceived(lane, message.key, message.pull, *facts)
@@ -45,8 +49,12 @@ def messages_of(effect: ControlEffect) -> Iterator[wire.LaneMessage]:
         return
     names = wire.names_of(effect.key, effect.pull)
     match effect:
-        case ev.SendPull():
+        case ev.SendPull(offer=None):
             yield wire.Pull(**names)
+        case ev.SendPull(offer=ev.Offer() as offer):
+            yield wire.EagerPull(effect.key, effect.pull, offer)
+        case ev.SendDeclined():
+            yield wire.Declined(**names)
         case ev.SendOpened():
             yield wire.Opened(
                 **names, total_bytes=effect.total_bytes, chunk_bytes=effect.chunk_bytes, manifest=effect.manifest

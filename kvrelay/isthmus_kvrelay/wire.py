@@ -13,8 +13,10 @@
 Big-endian. Chunk fields are zero in a control frame. The checksum is XXH3-64, seeded with what the chunk is said to
 be, so that bytes of another transfer, generation or chunk never pass.
 
-A train is a header of type TRAIN whose payload is the headers of up to `MAX_TRAIN_CHUNKS` chunks; their payloads
-follow in that order. So the receiver knows where all of them go before the first comes, and takes them in one call.
+Chunks travel in trains. A train is a header of type TRAIN whose payload is the headers of 1 to `MAX_TRAIN_CHUNKS`
+chunks, with no checksum in them; then their payloads in that order; then the payloads' checksums, 8 bytes each. So the
+receiver knows where all of them go before the first comes, and either end passes over the bytes once, when it hashes
+what it is about to send or has just received. Over verbs there are no trains: a chunk's header has its checksum.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from isthmus_kvrelay.core.events import FlowKey, Grant, SlotUse
 from isthmus_kvrelay.framing import Count, Frame, Generation32, Interval, Name, pack, unpack
+from isthmus_kvrelay.hot import EAGER_PULL, GRANT_BYTES, pack_grants, read_eager_pull, unpack_grants
+from isthmus_kvrelay.hot import EagerPull as EagerPull
 from isthmus_shared.errors import Fault, ProtocolViolation
 from isthmus_shared.ids import Generation, Incarnation, TransferId
 
 MAGIC = b"ISTH"
-VERSION = 2
+VERSION = 3
 _HEADER = struct.Struct("!4sBBHIIIQQ16sI8s8sQ")
 HEADER_BYTES = _HEADER.size
 MAX_CONTROL_BYTES = 1 << 20
@@ -44,7 +48,7 @@ MAX_GRANTS = 32_768
 """Grants in one Credit frame (8 GiB of KV at the default slot size); more go in further frames."""
 MAX_TRAIN_CHUNKS = 64
 """Chunks in one train; with their headers far below the 1024 buffers that the kernel takes in one call."""
-_GRANT = struct.Struct("!IIQ")
+CHECKSUM_BYTES = 8
 _MASK = 2**64 - 1
 M = TypeVar("M", bound=BaseModel)
 
@@ -114,11 +118,19 @@ def flow_digest(key: FlowKey) -> bytes:
     return hashlib.blake2b(f"{key.generation}:{key.transfer_id}".encode(), digest_size=16).digest()
 
 
-def checksum(payload: memoryview | bytes | bytearray, *, flow: bytes, chunk: int) -> int:
-    """XXH3-64 of a chunk; the GIL is released while it is computed."""
-    seed = (int.from_bytes(flow[:8], "big") + chunk) & _MASK
+def seed_of(*, flow: bytes, chunk: int) -> int:
+    """What a chunk's checksum starts from, by its flow's digest and its number."""
+    return (int.from_bytes(flow[:8], "big") + chunk) & _MASK
+
+
+def seeded_checksum(payload: memoryview | bytes | bytearray, seed: int) -> int:
+    """XXH3-64; the GIL is released while it is computed."""
     value: int = xxhash.xxh3_64_intdigest(payload, seed=seed)
     return value
+
+
+def checksum(payload: memoryview | bytes | bytearray, *, flow: bytes, chunk: int) -> int:
+    return seeded_checksum(payload, seed_of(flow=flow, chunk=chunk))
 
 
 # --- control frames -------------------------------------------------------------------------------------------------
@@ -153,10 +165,19 @@ class OfFlow(OfTransfer):
     pull: Generation32
 
 
+Grants = Annotated[bytes, Field(max_length=MAX_GRANTS * GRANT_BYTES)]
+
+
 class Pull(OfFlow):
     """Consumer's relay → source's: I want that transfer."""
 
     kind: Literal["pull"] = "pull"
+
+
+class Declined(OfFlow):
+    """The answer to an eager pull whose credit will never be used. `Opened` follows as after a plain one."""
+
+    kind: Literal["declined"] = "declined"
 
 
 class Opened(OfFlow):
@@ -172,19 +193,15 @@ class Credit(OfFlow):
     """Consumer's relay → source's: these chunks may be sent, each into that slot."""
 
     kind: Literal["credit"] = "credit"
-    packed: Annotated[bytes, Field(max_length=MAX_GRANTS * _GRANT.size)]
+    packed: Grants
 
     @classmethod
     def batches(cls, key: FlowKey, pull: int, grants: tuple[Grant, ...]) -> Iterator[Credit]:
         for start in range(0, len(grants), MAX_GRANTS):
-            batch = grants[start : start + MAX_GRANTS]
-            packed = b"".join(_GRANT.pack(g.chunk, g.into.slot, g.into.use) for g in batch)
-            yield cls(**names_of(key, pull), packed=packed)
+            yield cls(**names_of(key, pull), packed=pack_grants(grants[start : start + MAX_GRANTS]))
 
     def grants(self) -> tuple[Grant, ...]:
-        if len(self.packed) % _GRANT.size:
-            raise ProtocolViolation("a credit frame that ends within a grant")
-        return tuple(Grant(chunk, SlotUse(slot, use)) for chunk, slot, use in _GRANT.iter_unpack(self.packed))
+        return unpack_grants(self.packed)
 
 
 class Done(OfFlow):
@@ -229,12 +246,13 @@ class Pong(Frame):
     kind: Literal["pong"] = "pong"
 
 
-LaneMessage = Pull | Opened | Credit | Done | Abort | Revoke | Quiet | Feedback | Ping | Pong
-_ADAPTER: TypeAdapter[LaneMessage] = TypeAdapter(Annotated[LaneMessage, Field(discriminator="kind")])
+ColdMessage = Pull | Declined | Opened | Credit | Done | Abort | Revoke | Quiet | Feedback | Ping | Pong
+LaneMessage = ColdMessage | EagerPull
+_ADAPTER: TypeAdapter[ColdMessage] = TypeAdapter(Annotated[ColdMessage, Field(discriminator="kind")])
 
 
-def encode_control(message: BaseModel, *, sender: bytes, receiver: bytes) -> bytes:
-    payload = pack(message)
+def encode_control(message: BaseModel | EagerPull, *, sender: bytes, receiver: bytes) -> bytes:
+    payload = message.packed() if isinstance(message, EagerPull) else pack(message)
     assert len(payload) <= MAX_CONTROL_BYTES
     check: int = xxhash.xxh3_64_intdigest(payload)
     return Header(FrameType.CONTROL, len(payload), sender, receiver, check).encode() + payload
@@ -247,7 +265,7 @@ class MessageReader(Generic[M]):
         self._adapter, self._sender, self._receiver = adapter, sender, receiver
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[M]:
+    def feed(self, data: bytes) -> Iterator[M | EagerPull]:
         self._buffer += data
         while len(self._buffer) >= HEADER_BYTES:
             header = Header.decode(self._buffer[:HEADER_BYTES], limit=MAX_CONTROL_BYTES)
@@ -262,10 +280,13 @@ class MessageReader(Generic[M]):
             del self._buffer[:end]
             if xxhash.xxh3_64_intdigest(payload) != header.checksum:
                 raise ProtocolViolation("a control frame arrived damaged")
-            yield unpack(payload, self._adapter, what="lane message")
+            if payload[:1] == EAGER_PULL:
+                yield read_eager_pull(payload)
+            else:
+                yield unpack(payload, self._adapter, what="lane message")
 
 
-class ControlReader(MessageReader[LaneMessage]):
+class ControlReader(MessageReader[ColdMessage]):
     """What every lane says."""
 
     def __init__(self, *, sender: bytes, receiver: bytes) -> None:

@@ -146,6 +146,28 @@ def asked_for_again(world: World) -> None:
     world.settle()
 
 
+def credit_with_the_pull(world: World) -> None:
+    """The second transfer over a lane is asked for with credit; a third, whose source has no staging yet, declines."""
+    delivery(world)
+    a, b = world.nodes["a"], world.nodes["b"]
+    producer, consumer = next(iter(a.clients.values())), next(iter(b.clients.values()))
+    in_the_way = flow("w", 1)
+    for key in (flow("u", 1), flow("v", 1)):
+        if key == flow("v", 1):
+            world.open_sink(a, producer, in_the_way, 4 * SLOT_BYTES, 60.0)
+        world.open_sink(a, producer, key, 2 * SLOT_BYTES, 60.0)
+        world.open_source(b, consumer, key, 60.0)
+        _move(world)
+        if key == flow("v", 1):
+            world.abort(a, producer, in_the_way)
+            _move(world)
+        for chunk in range(2):
+            world.fill(a, producer, key, chunk)
+        world.seal(a, producer, key)
+        _move(world)
+    world.settle()
+
+
 def _move(world: World) -> None:
     while world.settle_step():
         pass
@@ -159,6 +181,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[World], None]]] = {
     "relay_lane_dies": ("ab", lane_dies),
     "relay_taken_over": ("abc", taken_over),
     "relay_asked_for_again": ("abc", asked_for_again),
+    "relay_credit_with_the_pull": ("ab", credit_with_the_pull),
 }
 
 

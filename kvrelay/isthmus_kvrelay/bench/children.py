@@ -51,8 +51,12 @@ class Child:
             raise ChildFailed(f"{self._name}: {answer['error']}")
         return answer
 
-    def ask(self, **question: Any) -> Message:
+    def tell(self, **question: Any) -> None:
+        """Its `answer` comes when it is asked for."""
         self._socket.sendall(json.dumps(question).encode() + b"\n")
+
+    def ask(self, **question: Any) -> Message:
+        self.tell(**question)
         return self.answer()
 
     def cpu_s(self) -> float:

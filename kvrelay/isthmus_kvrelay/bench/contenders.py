@@ -15,6 +15,7 @@ from isthmus_kvrelay.bench.workloads import MIB, Workload
 
 RELAY_POOL_BYTES = 640 * MIB
 """Half of it for outgoing transfers: the largest workload and some."""
+SECRET = "ISTHMUS_RELAY_SECRET"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,29 @@ class Contender(Protocol):
     def close(self) -> None: ...
 
 
+def start_relay(
+    stack: contextlib.ExitStack, folder: Path, node: str, *options: str, settings: dict[str, str] | None = None
+) -> Child:
+    """A relay whose socket is `node`.sock in the folder; closed with the stack. `settings`: `ISTHMUS_RELAY_*`."""
+    environ = {
+        "ISTHMUS_RELAY_NODE_ID": node,
+        "ISTHMUS_RELAY_SOCKET": str(folder / f"{node}.sock"),
+        SECRET: secrets.token_hex(16),
+        "ISTHMUS_RELAY_POOL_BYTES": str(RELAY_POOL_BYTES),
+        **(settings or {}),
+    }
+    return _start(stack, "isthmus_kvrelay.bench.relay_process", *options, environ=environ)
+
+
+def _start(stack: contextlib.ExitStack, module: str, *args: str, environ: dict[str, str] | None = None) -> Child:
+    child = Child(module, *args, environ=environ)
+    stack.callback(child.close)
+    child.answer()
+    return child
+
+
 class RelayContender:
-    """Two relays and a process with a client at each. With `same_node` one relay: the shared-memory hand-over."""
+    """Two relays and a process with a client at each."""
 
     def __init__(
         self,
@@ -50,7 +72,6 @@ class RelayContender:
         *,
         checksums: bool = True,
         copies: bool = False,
-        same_node: bool = False,
         settings: dict[str, str] | None = None,
         core: dict[str, Any] | None = None,
     ) -> None:
@@ -60,43 +81,23 @@ class RelayContender:
         """Of every transfer so far: from asking for staging until it was there."""
         self._stack = contextlib.ExitStack()
         secret = secrets.token_hex(16)
-        nodes = ("a",) if same_node else ("a", "b")
-        self.children: list[Child] = []
+        options = ["--core", json.dumps(core or {}), *([] if checksums else ["--no-checksums"])]
         with contextlib.ExitStack() as stack:
-            for node in nodes:
-                environ = {
-                    "ISTHMUS_RELAY_NODE_ID": node,
-                    "ISTHMUS_RELAY_SOCKET": str(folder / f"{node}.sock"),
-                    "ISTHMUS_RELAY_SECRET": secret,
-                    "ISTHMUS_RELAY_POOL_BYTES": str(RELAY_POOL_BYTES),
-                    **(settings or {}),
-                }
-                options = ["--core", json.dumps(core or {}), *([] if checksums else ["--no-checksums"])]
-                self._start(stack, "isthmus_kvrelay.bench.relay_process", *options, environ=environ)
-            self.target_socket = folder / f"{nodes[-1]}.sock"
+            relays = [
+                start_relay(stack, folder, node, *options, settings={SECRET: secret} | (settings or {}))
+                for node in ("a", "b")
+            ]
+            self.target_socket = folder / "b.sock"
             ends = ("--producer", str(folder / "a.sock"), "--consumer", str(self.target_socket))
-            self._driver = self._start(stack, "isthmus_kvrelay.bench.driver_process", *ends)
+            self._driver = _start(stack, "isthmus_kvrelay.bench.driver_process", *ends)
+            self.children: list[Child] = [*relays, self._driver]
             self._stack = stack.pop_all()
-
-    def _start(
-        self, stack: contextlib.ExitStack, module: str, *args: str, environ: dict[str, str] | None = None
-    ) -> Child:
-        child = Child(module, *args, environ=environ)
-        stack.callback(child.close)
-        child.answer()
-        self.children.append(child)
-        return child
 
     def series(self, workload: Workload, limits: Limits) -> list[float]:
         asked = {"min_s": limits.min_s, "min_n": limits.min_n, "max_n": limits.max_n}
         answer = self._driver.ask(do="series", workload=workload.name, copies=self._copies, **asked)
         self.reserve_s += answer["reserve_s"]
         return [float(took_s) for took_s in answer["took_s"]]
-
-    def hand_over(self, total_bytes: int, count: int) -> list[float]:
-        """Seconds from sealed to ready, the consumer waiting already."""
-        took_s = self._driver.ask(do="hand_over", total_bytes=total_bytes, count=count)["took_s"]
-        return [float(each) for each in took_s]
 
     def prepare(self, flows: int, total_bytes: int) -> list[Message]:
         """Tickets of sealed transfers that wait for a consumer."""

@@ -29,9 +29,6 @@ G1 = Generation(1)
 DEADLINE_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 BYTES_PER_TOKEN = 4096
-SETTLE_S = 0.01
-"""For the relay to have heard of a source that was opened and of blocks that are filled; nothing answers that."""
-LAST_BLOCK_BYTES = 64 << 10
 
 
 def manifest_of(total_bytes: int) -> KvManifest:
@@ -77,27 +74,6 @@ class Driver:
         took_s = time.perf_counter() - began_s
         source.release()
         return began_s - asked_s, took_s
-
-    async def hand_over(self, total_bytes: int, count: int) -> list[float]:
-        """Seconds from the producer's last word to the consumer's first look, the consumer waiting already.
-
-        All but the last block was declared filled before, as layer by layer it is.
-        """
-        took_s = []
-        last = min(total_bytes, LAST_BLOCK_BYTES)
-        for _ in range(count):
-            ticket, sink = await self._reserve(total_bytes)
-            source = await self._consumer.open_source(ticket, deadline_s=DEADLINE_S)
-            ready = asyncio.create_task(source.ready())
-            sink.filled(0, total_bytes - last)
-            await asyncio.sleep(SETTLE_S)
-            began_s = time.perf_counter()
-            sink.filled(total_bytes - last, last)
-            sink.seal()
-            await ready
-            took_s.append(time.perf_counter() - began_s)
-            source.release()
-        return took_s
 
     async def prepare(self, flows: int, total_bytes: int) -> list[Message]:
         """Sealed transfers that wait for a consumer: tickets."""
@@ -153,8 +129,6 @@ async def answer(driver: Driver, message: Message) -> Message:
     match message["do"]:
         case "fill":
             return {"intact": await driver.fill(WORKLOADS[message["workload"]])}
-        case "hand_over":
-            return {"took_s": await driver.hand_over(message["total_bytes"], message["count"])}
         case "prepare":
             return {"tickets": await driver.prepare(message["flows"], message["total_bytes"])}
         case _:
@@ -162,7 +136,7 @@ async def answer(driver: Driver, message: Message) -> Message:
             return await driver.series(WORKLOADS[message["workload"]], copies=message["copies"], **limits)
 
 
-async def _client(path: str, name: str) -> RelayClient:
+async def connect(path: str, name: str) -> RelayClient:
     worker = WorkerRef(worker_id=WorkerId(name), incarnation=new_incarnation(), node_id=NodeId(name))
     return await RelayClient.connect(path, worker=worker, timeout_s=CONNECT_TIMEOUT_S)
 
@@ -175,8 +149,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        producer = runner.run(_client(arguments.producer, "producer"))
-        consumer = runner.run(_client(arguments.consumer, "consumer"))
+        producer = runner.run(connect(arguments.producer, "producer"))
+        consumer = runner.run(connect(arguments.consumer, "consumer"))
         driver = Driver(producer, consumer, arguments.seed)
 
         def handle(message: Message) -> Message:

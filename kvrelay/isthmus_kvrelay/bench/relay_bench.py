@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,25 +15,15 @@ from typing import Any
 from isthmus_kvrelay.bench import report
 from isthmus_kvrelay.bench.burst import Burst, measure_bursts
 from isthmus_kvrelay.bench.contenders import Contender, Limits, RelayContender, sockets
+from isthmus_kvrelay.bench.hand_over import HandOver, measure_hand_overs
 from isthmus_kvrelay.bench.transfer import Figures, measure
-from isthmus_kvrelay.bench.workloads import KIB, MIB, WORKLOADS
+from isthmus_kvrelay.bench.workloads import KIB, WORKLOADS
 
-HAND_OVER_BYTES = (64 * KIB, MIB, 16 * MIB, 256 * MIB)
-HAND_OVERS = 100
 PACED_RATES = (100e6, 500e6)
 """Bytes per second at which the pacer is held against a clock."""
 PACED_S = 1.0
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class HandOver:
-    """Seconds from sealed to ready over shared memory."""
-
-    total_bytes: int
-    p50_s: float
-    p99_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +54,7 @@ class RelayBench:
                 report.transfer_table(self.transfers),
                 report.ratio_table(self.transfers),
                 report.table(
-                    ["shared memory, sealed to ready", "p50 µs", "p99 µs"],
+                    ["shared memory, last block to ready", "p50 µs", "p99 µs"],
                     [
                         [f"{h.total_bytes // KIB} KiB", f"{h.p50_s * 1e6:.0f}", f"{h.p99_s * 1e6:.0f}"]
                         for h in self.hand_overs
@@ -121,16 +110,10 @@ def _machine() -> dict[str, Any]:
 
 
 def _hand_overs(folder: Path, say: Say) -> list[HandOver]:
-    relay = RelayContender(folder, same_node=True)
     found = []
-    try:
-        for size in HAND_OVER_BYTES:
-            relay.hand_over(size, 3)
-            cuts = statistics.quantiles(relay.hand_over(size, HAND_OVERS), n=100, method="inclusive")
-            found.append(HandOver(size, cuts[49], cuts[98]))
-            say(f"shared memory, {size // KIB} KiB: p50 {cuts[49] * 1e6:.0f} µs")
-    finally:
-        relay.close()
+    for each in measure_hand_overs(folder):
+        found.append(each)
+        say(f"shared memory, {each.total_bytes // KIB} KiB: p50 {each.p50_s * 1e6:.0f} µs")
     return found
 
 

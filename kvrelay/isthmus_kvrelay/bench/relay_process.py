@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import gc
 import json
 import os
 import socket
@@ -25,6 +26,8 @@ from isthmus_shared.messages.work import WorkerRef
 async def run(settings: DaemonSettings, fd: int) -> None:
     daemon = RelayDaemon(settings, log=structlog.get_logger(), on_client_lost=_client_lost, on_flow_closed=_flow_closed)
     await daemon.start()
+    gc.collect()
+    gc.freeze()  # as `daemon.service` does
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
     try:
         writer.write(daemon.ref.model_dump_json().encode() + b"\n")

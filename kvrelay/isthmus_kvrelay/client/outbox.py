@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from isthmus_kvrelay import control
+
+Write = Callable[[Sequence[control.ClientMessage]], None]
 
 
 class Outbox:
     """Bounded by what its client has open: per transfer a handful of messages, filled chunks merged into few."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, write: Callable[[control.ClientMessage], None]) -> None:
-        """`write` is called on the loop."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, write: Write) -> None:
+        """Made on the loop's thread, where `write` is called."""
         self._loop, self._write = loop, write
         self._lock = threading.Lock()
+        self._home = threading.get_ident()
         self._messages: deque[control.ClientMessage] = deque()
         self._flush_due = False
 
@@ -28,7 +31,10 @@ class Outbox:
                 return
             self._flush_due = True
         try:
-            self._loop.call_soon_threadsafe(self.flush)
+            if threading.get_ident() == self._home:
+                self._loop.call_soon(self.flush)
+            else:
+                self._loop.call_soon_threadsafe(self.flush)
         except RuntimeError:
             pass  # the loop is closed, and the connection with it: the relay has given everything back
 
@@ -41,12 +47,12 @@ class Outbox:
         if isinstance(message, control.FilledNotice) and isinstance(last, control.FilledNotice):
             chunks = last.chunks + message.chunks
             if last.key == message.key and len(chunks) <= control.MAX_FILLED_BYTES:
-                self._messages[-1] = last.model_copy(update={"chunks": chunks})
+                self._messages[-1] = last._replace(chunks=chunks)
                 return True
         return False
 
     def flush(self) -> None:
         with self._lock:
             messages, self._messages, self._flush_due = self._messages, deque(), False
-        for message in messages:
-            self._write(message)
+        if messages:
+            self._write(messages)

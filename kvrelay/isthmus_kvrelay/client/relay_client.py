@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
-import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from pydantic import ValidationError
 
 from isthmus_kvrelay import control
+from isthmus_kvrelay.client.bell import Bell
 from isthmus_kvrelay.client.outbox import Outbox
 from isthmus_kvrelay.client.sink import RelaySink
 from isthmus_kvrelay.client.source import RelaySource
+from isthmus_kvrelay.client.taking import take_pool
 from isthmus_kvrelay.core.events import FlowKey
-from isthmus_kvrelay.framing import PREFIX_BYTES, FrameReader, cut, length_of
+from isthmus_kvrelay.framing import FrameReader, cut
 from isthmus_kvrelay.transports.shm import SharedPool
 from isthmus_shared.engines.kv_port import KvSink, KvSource
 from isthmus_shared.errors import (
@@ -64,18 +66,21 @@ class RelayClient:
         self._opening: dict[FlowKey, _Opening] = {}
         self._sinks: dict[FlowKey, RelaySink] = {}
         self._sources: dict[FlowKey, RelaySource] = {}
+        self._rings: dict[bytes, RelaySource] = {}
+        """By token: sources whose producer may ring."""
+        self._bell = Bell(self._rung)
         self._outbox = Outbox(self._loop, self._write)
 
     @classmethod
     async def connect(cls, socket_path: str, *, worker: WorkerRef, timeout_s: float) -> RelayClient:
         """Raises `PartyLost` when no relay is there, `DeadlineExceeded` when it does not answer, or its refusal."""
+        sock, fd = await take_pool(socket_path, timeout_s)
         client = cls()
-        sock, fd = await _take_pool(socket_path, timeout_s)
         connected = False
         try:
             async with asyncio.timeout(timeout_s):
                 await client._loop.create_unix_connection(lambda: client._link, sock=sock)
-                client._link.write(control.Hello(worker=worker))
+                client._link.write([control.Hello(worker=worker, bell=client._bell.name)])
                 welcome = await client._welcome
             client._pool = SharedPool.attach(fd, pool_bytes=welcome.pool_bytes, slot_bytes=welcome.slot_bytes)
             connected = True
@@ -83,6 +88,7 @@ class RelayClient:
             raise DeadlineExceeded(f"the relay at {socket_path} did not answer within {timeout_s} s") from error
         finally:
             if not connected:
+                client._bell.close()
                 client._link.abort()
                 sock.close()
                 os.close(fd)
@@ -148,22 +154,25 @@ class RelayClient:
             text = f"{ticket.transfer_id} generation {ticket.generation} has a source already"
             raise InvalidRequest(text, param="ticket.generation")
         total = ticket.manifest.total_bytes
-        with _naming_bad_fields():
-            request = control.OpenSourceRequest(
-                transfer_id=ticket.transfer_id,
-                generation=ticket.generation,
-                source=ticket.source,
-                total_bytes=total,
-                manifest=_digest(ticket.manifest),
-                deadline_s=deadline_s,
-                pull=ticket.pull,
-                kv_tokens=ticket.manifest.prompt_tokens,
-            )
+        request = control.OpenSourceRequest(
+            *key,
+            ticket.source.incarnation,
+            ticket.source.address,
+            total,
+            _digest(ticket.manifest),
+            deadline_s,
+            ticket.pull,
+            ticket.manifest.prompt_tokens,
+        )
+        problem = request.problem()
+        if problem is not None:
+            raise InvalidRequest(f"{problem[0]}: {problem[1]}", param=problem[0])
         source = RelaySource(
             key, pull=ticket.pull, total_bytes=total, deadline_s=deadline_s, pool=pool, post=self._outbox.post
         )
         self._sources[key] = source
         self._outbox.post(request)
+        self._outbox.flush()
         return source
 
     async def abort(self, transfer_id: TransferId, generation: Generation, fault: Fault) -> None:
@@ -215,9 +224,10 @@ class RelayClient:
 
     # --- out
 
-    def _write(self, message: control.ClientMessage) -> None:
-        self._note(message)
-        self._link.write(message)
+    def _write(self, messages: Sequence[control.ClientMessage]) -> None:
+        for message in messages:
+            self._note(message)
+        self._link.write(messages)
 
     def _note(self, message: control.ClientMessage) -> None:
         """The client's own ends of a transfer: what the relay says of it after that is nobody's news."""
@@ -225,7 +235,9 @@ class RelayClient:
             case control.SealNotice() | control.SinkQuietNotice():
                 self._sinks.pop(message.key, None)
             case control.ReleaseNotice():
-                self._sources.pop(message.key, None)
+                source = self._sources.pop(message.key, None)
+                if source is not None and source.token is not None:
+                    self._rings.pop(source.token, None)
 
     # --- in
 
@@ -240,14 +252,34 @@ class RelayClient:
                 self._sink_opened(message)
             case control.SinkEndedNotice():
                 self._sink_ended(message)
+            case control.SinkAttachedNotice():
+                sink = self._sinks.get(message.key)
+                if sink is not None:
+                    sink.attached(functools.partial(self._bell.ring, message.bell, message.token))
+            case control.SourceAttachedNotice() | control.SourceReadyNotice() | control.SourceFailedNotice():
+                source = self._sources.get(message.key)
+                if source is not None and source.pull == message.pull:
+                    self._of_source(source, message)
+
+    def _of_source(
+        self,
+        source: RelaySource,
+        message: control.SourceAttachedNotice | control.SourceReadyNotice | control.SourceFailedNotice,
+    ) -> None:
+        match message:
+            case control.SourceAttachedNotice():
+                source.attached(control.unpack_indices(message.slots), message.chunk_bytes)
+                source.token = message.token
+                self._rings[message.token] = source
             case control.SourceReadyNotice():
-                source = self._sources.get(message.key)
-                if source is not None and source.pull == message.pull:
-                    source.arrived(control.unpack_indices(message.slots), message.chunk_bytes)
+                source.arrived(control.unpack_indices(message.slots), message.chunk_bytes)
             case control.SourceFailedNotice():
-                source = self._sources.get(message.key)
-                if source is not None and source.pull == message.pull:
-                    source.fail(message.fault)
+                source.fail(message.fault)
+
+    def _rung(self, token: bytes) -> None:
+        source = self._rings.pop(token, None)
+        if source is not None:
+            source.rung()
 
     def _sink_opened(self, message: control.SinkOpenedNotice) -> None:
         opening = self._opening.pop(message.key, None)
@@ -286,6 +318,8 @@ class RelayClient:
             source.fail(error.to_fault())
         self._sinks.clear()
         self._sources.clear()
+        self._rings.clear()
+        self._bell.close()
 
 
 class _Link(asyncio.Protocol):
@@ -314,69 +348,19 @@ class _Link(asyncio.Protocol):
         self._client.gone(error)
         self._client.lost.set()
 
-    def write(self, message: control.ClientMessage) -> None:
+    def write(self, messages: Iterable[control.ClientMessage]) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(control.encode(message))
+            self._transport.write(b"".join(control.encode(message) for message in messages))
 
     def leave(self) -> None:
         self._leaving = True
-        self.write(control.Bye())
+        self.write([control.Bye()])
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-
-
-async def _take_pool(socket_path: str, timeout_s: float) -> tuple[socket.socket, int]:
-    """A connection, and the pool's descriptor. In a thread: no event loop's transport can take a descriptor."""
-    taking = asyncio.create_task(asyncio.to_thread(_take_pool_blocking, socket_path, timeout_s))
-    try:
-        return await asyncio.shield(taking)
-    except asyncio.CancelledError:
-        taking.add_done_callback(_give_pool_back)
-        raise
-
-
-def _give_pool_back(taking: asyncio.Task[tuple[socket.socket, int]]) -> None:
-    if not taking.cancelled() and taking.exception() is None:
-        sock, fd = taking.result()
-        sock.close()
-        os.close(fd)
-
-
-def _take_pool_blocking(socket_path: str, timeout_s: float) -> tuple[socket.socket, int]:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    kept = False
-    try:
-        sock.settimeout(timeout_s)
-        sock.connect(socket_path)
-        data, fds, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
-        if len(fds) != 1 or data != control.FD_BYTE:
-            raise _refusal(sock, data)
-        sock.setblocking(False)
-        kept = True
-        return sock, fds[0]
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"the relay at {socket_path} did not answer within {timeout_s} s") from error
-    except OSError as error:
-        raise PartyLost(f"no relay answers at {socket_path}", why=str(error)) from error
-    finally:
-        if not kept:
-            sock.close()
-
-
-def _refusal(sock: socket.socket, first: bytes) -> IsthmusError:
-    stream = sock.makefile("rb")
-    with stream:
-        prefix = first + stream.read(PREFIX_BYTES - len(first))
-        if len(prefix) < PREFIX_BYTES:
-            return PartyLost("the relay closed the connection")
-        message = control.decode_from_relay(stream.read(length_of(prefix, limit=control.MAX_RELAY_FRAME_BYTES)))
-    if isinstance(message, control.Refused):
-        return message.fault.to_error()
-    return ProtocolViolation("the relay gave no pool")
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ class RelaySink:
         self._sealed = False
         self._quiet = False
         self._fault: Fault | None = None
+        self._ring: Callable[[], None] | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -65,7 +66,7 @@ class RelaySink:
             self._filled_bytes += size_bytes
         for start in range(0, len(done), control.MAX_CHUNKS_PER_FRAME):
             packed = control.pack_indices(tuple(done[start : start + control.MAX_CHUNKS_PER_FRAME]))
-            self._post(control.FilledNotice(**control.names_of(self.key), chunks=packed))
+            self._post(control.FilledNotice(*self.key, packed))
 
     def seal(self) -> None:
         with self._lock:
@@ -76,6 +77,9 @@ class RelaySink:
                 missing = self._total_bytes - self._filled_bytes
                 raise TransferFailed("the transfer was sealed too early", why=f"{missing} bytes are not filled")
             self._sealed = self._quiet = True
+            ring = self._ring
+        if ring is not None:
+            ring()
         self._post(control.SealNotice(**control.names_of(self.key)))
 
     def abort(self, fault: Fault) -> None:
@@ -86,6 +90,11 @@ class RelaySink:
                 self._fault = fault
                 self._post(control.AbortRequest(**control.names_of(self.key), fault=cut(fault)))
             self._be_quiet()
+
+    def attached(self, ring: Callable[[], None]) -> None:
+        """The consumer is on this node, and `ring` (thread-safe) tells it directly that all is filled."""
+        with self._lock:
+            self._ring = ring
 
     def end(self, fault: Fault | None) -> None:
         """The relay says that the transfer is over. Called on the loop."""

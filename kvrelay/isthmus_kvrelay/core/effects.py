@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus_kvrelay.core.names import ClientId, FlowKey, Grant, LaneId, Side, SlotUse
+from isthmus_kvrelay.core.names import ClientId, FlowKey, Grant, LaneId, Offer, Side, SlotUse
 from isthmus_shared.errors import Fault
 from isthmus_shared.ids import Incarnation
 
@@ -13,6 +13,19 @@ from isthmus_shared.ids import Incarnation
 class SinkOpened:
     client: ClientId
     key: FlowKey
+    slots: tuple[int, ...]
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Both ends of a flow are here. The consumer is told the slots before they are filled, and holds them from now on;
+    the producer may tell it directly that they are."""
+
+    producer: ClientId
+    consumer: ClientId
+    key: FlowKey
+    pull: int
     slots: tuple[int, ...]
     chunk_bytes: int
 
@@ -65,6 +78,17 @@ class CloseLane:
 
 @dataclass(frozen=True, slots=True)
 class SendPull:
+    lane: LaneId
+    key: FlowKey
+    pull: int
+    offer: Offer | None
+    """Credit for the first chunks, if the source can use it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendDeclined:
+    """The answer to a pull whose credit cannot be used: none of it ever will be. `SendOpened` follows in time."""
+
     lane: LaneId
     key: FlowKey
     pull: int
@@ -177,6 +201,7 @@ class FlowClosed:
 
 Effect = (
     SinkOpened
+    | Attached
     | SinkEnded
     | SourceReady
     | SourceFailed
@@ -184,6 +209,7 @@ Effect = (
     | Dial
     | CloseLane
     | SendPull
+    | SendDeclined
     | SendOpened
     | SendCredit
     | SendDone

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from isthmus_kvrelay.core.effects import *  # noqa: F403  events and effects are one vocabulary
 from isthmus_kvrelay.core.names import *  # noqa: F403
-from isthmus_kvrelay.core.names import ClientId, FlowKey, Grant, LaneId, SlotUse
+from isthmus_kvrelay.core.names import ClientId, FlowKey, Grant, LaneId, Offer, SlotUse
 from isthmus_shared.errors import Fault
 from isthmus_shared.ids import Incarnation
 
@@ -105,6 +105,8 @@ class ReleaseSource:
 
     client: ClientId
     key: FlowKey
+    consumed: bool = False
+    """It was told, by the relay or by the producer, that all is there, and has read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,14 @@ class DialFailed:
 
 @dataclass(frozen=True, slots=True)
 class PullReceived:
+    lane: LaneId
+    key: FlowKey
+    pull: int
+    offer: Offer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeclinedReceived:
     lane: LaneId
     key: FlowKey
     pull: int
@@ -268,6 +278,7 @@ Event = (
     | LaneDown
     | DialFailed
     | PullReceived
+    | DeclinedReceived
     | OpenedReceived
     | CreditReceived
     | DoneReceived

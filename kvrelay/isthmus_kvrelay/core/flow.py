@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from isthmus_kvrelay.core.names import ClientId, FlowKey, Grant, LaneId, SlotUse
-from isthmus_shared.errors import IsthmusError
+from isthmus_shared.errors import IsthmusError, ManifestMismatch
 from isthmus_shared.ids import Incarnation
 
 
@@ -71,6 +71,10 @@ class InState(StrEnum):
 
 class InInput(StrEnum):
     LANE_UP = "lane_up"
+    PRESUMED = "presumed"
+    """Its pull will carry credit."""
+    STEP_BACK = "step_back"
+    """It could not, or the source declined."""
     OPENED = "opened"
     ROOM = "room"
     ADMITTED = "admitted"
@@ -80,17 +84,30 @@ class InInput(StrEnum):
     FAILED = "failed"
 
 
+_RESERVING = (InState.BLOCKED, InState.GATED, InState.QUEUED, InState.LANDING)
 IN_TABLE: dict[tuple[InState, InInput], InState] = {
     (InState.CONNECTING, InInput.LANE_UP): InState.PULLING,
     (InState.PULLING, InInput.OPENED): InState.BLOCKED,
+    (InState.PULLING, InInput.PRESUMED): InState.BLOCKED,
     (InState.BLOCKED, InInput.ROOM): InState.GATED,
     (InState.GATED, InInput.ADMITTED): InState.QUEUED,
     (InState.QUEUED, InInput.RESERVED): InState.LANDING,
     (InState.LANDING, InInput.COMPLETE): InState.READY,
     (InState.ATTACHED, InInput.COMPLETE): InState.READY,
     (InState.READY, InInput.RELEASED): InState.ENDED,
+    **{(state, InInput.STEP_BACK): InState.PULLING for state in _RESERVING},
     **{(state, InInput.FAILED): InState.ENDED for state in InState if state is not InState.ENDED},
 }
+
+
+def mismatch_of(*, source: tuple[int, str], consumer: tuple[int, str]) -> ManifestMismatch | None:
+    """How the total bytes and manifests that the two ends named differ."""
+    if source[0] != consumer[0]:
+        why = f"source {source[0]}, consumer {consumer[0]}"
+        return ManifestMismatch("total_bytes differ", why=why, param="total_bytes")
+    if source[1] != consumer[1]:
+        return ManifestMismatch("manifests differ", why=f"source {source[1]}, consumer {consumer[1]}", param="manifest")
+    return None
 
 
 def chunk_count(total_bytes: int, chunk_bytes: int) -> int:
@@ -136,6 +153,10 @@ class OutFlow:
     sent: set[int] = field(default_factory=set)
     leaving: set[int] = field(default_factory=set)
     """Chunks still under way to an earlier consumer: they are sent to the next one only after that."""
+
+    @property
+    def content(self) -> tuple[int, str]:
+        return self.total_bytes, self.manifest
 
     @property
     def chunks(self) -> int:
@@ -210,6 +231,12 @@ class InFlow:
     slots: tuple[SlotUse, ...] = ()
     counted: bool = False
     """Against its client's share of the pool."""
+    eager: bool = False
+    """Its credit travels with the pull."""
+    held: bool = False
+    """Its consumer has been told the slots, so they are its own until it lets go."""
+    consumed: bool = False
+    """Its consumer, told by the producer, was done before the relay heard that all is filled."""
     kv_blocks: int = 0
     """Granted by the consumer's engine and not yet used or returned."""
     granted: int = 0
@@ -220,11 +247,21 @@ class InFlow:
     landed: set[int] = field(default_factory=set)
 
     @property
+    def content(self) -> tuple[int, str]:
+        return self.total_bytes, self.manifest
+
+    @property
     def chunks(self) -> int:
         return chunk_count(self.total_bytes, self.chunk_bytes)
 
     def size_of(self, chunk: int) -> int:
         return min(self.chunk_bytes, self.total_bytes - chunk * self.chunk_bytes)
+
+    def step_back(self) -> None:
+        """It holds nothing any more, and waits for the source's answer."""
+        assert not self.landed
+        self.slots, self.chunk_bytes, self.granted, self.eager = (), 0, 0, False
+        self.advance(InInput.STEP_BACK)
 
     def advance(self, by: InInput) -> None:
         self.state = IN_TABLE[self.state, by]

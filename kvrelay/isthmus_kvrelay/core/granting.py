@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from isthmus_kvrelay.core.effects import ExpectChunk, SendCredit
+from isthmus_kvrelay.core.effects import ExpectChunk, SendCredit, SendPull
 from isthmus_kvrelay.core.events import StepReported
 from isthmus_kvrelay.core.flow import InFlow
 from isthmus_kvrelay.core.ledger import Lane, Ledger
-from isthmus_kvrelay.core.names import ClientId, FlowKey, Grant
+from isthmus_kvrelay.core.names import ClientId, FlowKey, Grant, Offer
 from isthmus_kvrelay.core.order import FairOrder
 from isthmus_kvrelay.core.pacer import Pacer
 from isthmus_kvrelay.core.staging import Pin
@@ -128,7 +128,12 @@ class Granting:
         for key, grants in batches.items():
             flow = self._flows[key]
             assert flow.lane is not None
-            self._ledger.emit(SendCredit(flow.lane, key, flow.pull, tuple(grants)))
+            if flow.eager and not flow.landed:
+                self._withdraw(flow)  # until its first chunk has landed, see `eager`
+                offer = Offer(flow.total_bytes, flow.chunk_bytes, flow.manifest, tuple(grants))
+                self._ledger.emit(SendPull(flow.lane, key, flow.pull, offer))
+            else:
+                self._ledger.emit(SendCredit(flow.lane, key, flow.pull, tuple(grants)))
 
     def _pump_client(self, client: ClientId, batches: dict[FlowKey, list[Grant]]) -> None:
         led, order, full = self._ledger, self._orders[client], set[int]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from isthmus_kvrelay.core.eager import Eager
 from isthmus_kvrelay.core.effects import (
     Dial,
     RevokeFlow,
@@ -25,10 +26,11 @@ from isthmus_kvrelay.core.events import (
     ReleaseSource,
     StepReported,
 )
-from isthmus_kvrelay.core.flow import InFlow, InInput, InState, OutFlow, chunk_count
+from isthmus_kvrelay.core.flow import InFlow, InInput, InState, chunk_count, mismatch_of
 from isthmus_kvrelay.core.gate import Gate
 from isthmus_kvrelay.core.granting import Granting
 from isthmus_kvrelay.core.ledger import MAX_FLOWS, Lane, Ledger
+from isthmus_kvrelay.core.local import Local
 from isthmus_kvrelay.core.names import ClientId, FlowKey, LaneId, Side, SlotUse
 from isthmus_kvrelay.core.out_side import OutSide
 from isthmus_kvrelay.core.quarantine import Quarantine
@@ -61,7 +63,8 @@ class InSide:
         self.quarantine = Quarantine(ledger)
         self.room = KvRoom(ledger)
         self._quota = Gate(ledger.settings.client_limit(ledger.settings.in_limit))
-        self._attached: dict[FlowKey, None] = {}
+        self.eager = Eager(ledger, self.flows, self.room, self._quota, self.granting)
+        self._local = Local(ledger, out, self.flows)
         self._newest: dict[TransferId, FlowKey] = {}
         """Of the open flows."""
         self._dialing: set[Incarnation] = set()
@@ -104,28 +107,14 @@ class InSide:
         self._newest[flow.key.transfer_id] = flow.key
         led.wake_at(flow.deadline_s, (Side.IN, flow.key))
         if flow.peer == led.settings.incarnation:
-            self._attach(flow)
+            refusal = self._local.attach(flow)
+            if refusal is not None:
+                self.fail(flow, refusal)
         elif flow.peer in led.lane_to:
             self._pull(flow, led.lane_to[flow.peer])
         elif flow.peer not in self._dialing:
             self._dialing.add(flow.peer)
             led.emit(Dial(flow.peer, event.address))
-
-    def _attach(self, flow: InFlow) -> None:
-        """Same relay at both ends: no lane, no copy; the consumer will read the producer's slots."""
-        flow.state = InState.ATTACHED
-        refusal = self._out.take(flow.key, flow.pull)
-        if refusal is not None:
-            self.fail(flow, refusal)
-            return
-        out = self._out.flows[flow.key]
-        mismatch = _mismatch(flow, out.total_bytes, out.manifest)
-        if mismatch is not None:
-            self._out.fail(out, mismatch)
-            self.fail(flow, mismatch)
-            return
-        out.local = True
-        self._attached[flow.key] = None
 
     def release(self, event: ReleaseSource) -> None:
         led = self._ledger
@@ -133,10 +122,15 @@ class InSide:
         flow = self.flows.get(event.key)
         if flow is None or flow.client != event.client:
             return  # over already; its consumer was told
-        if flow.state is not InState.READY:
+        if event.consumed and flow.held and flow.state is InState.ATTACHED:
+            flow.consumed = True  # the producer's word to us is on its way
+        elif flow.state is not InState.READY:
             self.fail(flow, Cancelled("the consumer gave the transfer up"), tell_client=False)
-            return
-        out = self._local_source(flow)
+        else:
+            self._released(flow)
+
+    def _released(self, flow: InFlow) -> None:
+        led, out = self._ledger, self._local.source_of(flow)
         flow.advance(InInput.RELEASED)
         self.room.used(flow)
         self._end(flow, None)
@@ -197,7 +191,8 @@ class InSide:
     def _pull(self, flow: InFlow, lane: LaneId) -> None:
         flow.advance(InInput.LANE_UP)
         flow.lane = lane
-        self._ledger.emit(SendPull(lane, flow.key, flow.pull))
+        if not self.eager.begin(flow, self._ledger.lanes[lane]):
+            self._ledger.emit(SendPull(lane, flow.key, flow.pull, None))
 
     def opened(self, event: OpenedReceived) -> None:
         led = self._ledger
@@ -205,7 +200,7 @@ class InSide:
         if flow is None or (flow.lane, flow.pull) != (event.lane, event.pull) or flow.state is not InState.PULLING:
             led.count.stale += 1
             return
-        refusal: IsthmusError | None = _mismatch(flow, event.total_bytes, event.manifest)
+        refusal: IsthmusError | None = mismatch_of(source=(event.total_bytes, event.manifest), consumer=flow.content)
         if refusal is None and not 0 < event.chunk_bytes <= led.settings.slot_bytes:
             refusal = ManifestMismatch(
                 "slot_bytes differ",
@@ -218,7 +213,7 @@ class InSide:
         if refusal is not None:
             self.fail(flow, refusal)
             return
-        flow.chunk_bytes = event.chunk_bytes
+        flow.chunk_bytes = led.lanes[event.lane].chunk_bytes = event.chunk_bytes
         flow.advance(InInput.OPENED)
         self.room.ask(flow)
 
@@ -260,15 +255,18 @@ class InSide:
 
     def attach_ready(self) -> None:
         """Local flows whose producer has filled all."""
-        for key in list(self._attached):
-            out = self._out.flows[key]
-            if out.all_filled:
-                del self._attached[key]
-                self._complete(self.flows[key], out.slots, out.chunk_bytes)
+        for flow, out in self._local.ready():
+            self._complete(flow, out.slots, out.chunk_bytes)
 
     def _complete(self, flow: InFlow, slots: tuple[SlotUse, ...], chunk_bytes: int) -> None:
         flow.advance(InInput.COMPLETE)
-        self._ledger.hold(flow.client, Pin.CONSUMER, flow.key, slots)
+        if flow.consumed:
+            flow.consumed = False
+            self._released(flow)
+            return
+        if not flow.held:
+            flow.held = True
+            self._ledger.hold(flow.client, Pin.CONSUMER, flow.key, slots)
         self._ledger.emit(SourceReady(flow.client, flow.key, flow.pull, tuple(ref.slot for ref in slots), chunk_bytes))
 
     def aborted(self, event: AbortReceived) -> bool:
@@ -286,7 +284,7 @@ class InSide:
 
     def fail(self, flow: InFlow, error: IsthmusError, *, tell_peer: bool = True, tell_client: bool = True) -> None:
         led, fault = self._ledger, error.to_fault()
-        out = self._local_source(flow)
+        out = self._local.source_of(flow)
         if flow.state is InState.CONNECTING and flow.peer in self._dialing:
             unsaid = self._unsaid.setdefault(flow.peer, [])
             if len(unsaid) < MAX_FLOWS:
@@ -312,7 +310,7 @@ class InSide:
         led, fault = self._ledger, error.to_fault() if error is not None else None
         del self.flows[flow.key]
         del self._newest[flow.key.transfer_id]
-        self._attached.pop(flow.key, None)
+        self._local.forget(flow.key)
         led.staging.leave_queue(Side.IN, flow.key)
         self._quota.leave(flow.client, flow.key)
         if flow.counted:
@@ -322,20 +320,10 @@ class InSide:
         facts = {"pull": flow.pull, "total_bytes": flow.total_bytes}
         led.closed(Side.IN, flow.key, **facts, opened_s=flow.opened_s, fault=fault)
 
-    def _local_source(self, flow: InFlow) -> OutFlow | None:
-        out = self._out.flows.get(flow.key)
-        here = flow.peer == self._ledger.settings.incarnation
-        return out if here and out is not None and out.local and out.pull == flow.pull else None
-
     def follow_local_ends(self) -> None:
         """A local consumer whose source ended, or went to another destination, ends too."""
-        lost, self._out.local_lost = self._out.local_lost, []
-        for key in lost:
-            flow = self.flows.get(key)
-            if flow is None or flow.peer != self._ledger.settings.incarnation or self._local_source(flow) is not None:
-                continue
-            reason = None if key in self._out.flows else self._ledger.reason(Side.OUT, key)
-            self.fail(flow, reason.to_error() if reason else StaleParty("another destination took the transfer over"))
+        for flow, why in self._local.lost():
+            self.fail(flow, why)
 
     def expire(self, key: FlowKey) -> None:
         flow = self.flows.get(key)
@@ -346,26 +334,13 @@ class InSide:
         self.granting.check_invariants(self.flows.values())
         self.room.check_invariants(self.flows.values())
         self.quarantine.check_invariants()
+        self.eager.check_invariants()
+        self._local.check_invariants()
         assert self._quota.held_by_all == sum(flow.chunks for flow in self.flows.values() if flow.counted)
         assert set(self._newest.values()) == set(self.flows)
         for key, flow in self.flows.items():
             assert flow.key == key
             assert flow.state is not InState.ENDED
             assert (flow.state is InState.CONNECTING) <= (flow.peer in self._dialing)
-            assert (flow.state is InState.ATTACHED) == (key in self._attached)
-            if flow.state is InState.ATTACHED:
-                assert self._local_source(flow) is not None
             if flow.state is InState.READY and flow.lane is not None:
                 assert len(flow.landed) == len(flow.slots) == flow.chunks
-
-
-def _mismatch(flow: InFlow, total_bytes: int, manifest: str) -> ManifestMismatch | None:
-    if flow.total_bytes != total_bytes:
-        return ManifestMismatch(
-            "total_bytes differ", why=f"source {total_bytes}, consumer {flow.total_bytes}", param="total_bytes"
-        )
-    if flow.manifest != manifest:
-        return ManifestMismatch(
-            "manifests differ", why=f"source {manifest}, consumer {flow.manifest}", param="manifest"
-        )
-    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from isthmus_kvrelay.core.credit import Credits
@@ -57,6 +58,8 @@ class Lane:
     """`sent_bytes` as of `metered_s`: what feedback measures from."""
     work_requests: int = 0
     """Credit of that kind that is out to the peer."""
+    chunk_bytes: int = 0
+    """How the peer cuts what it sends, as of its last answer to a pull; 0: it has not said."""
     granting: dict[FlowKey, None] = field(default_factory=dict)
     """Incoming flows with chunks that have no credit yet, the oldest first."""
     told_s: float = -math.inf
@@ -94,8 +97,9 @@ class Counters:
 
 
 class Ledger:
-    def __init__(self, settings: RelaySettings) -> None:
+    def __init__(self, settings: RelaySettings, carry_out: Callable[[Effect], None] | None = None) -> None:
         self.settings = settings
+        self._carry_out = carry_out
         self.staging = Staging(
             total_slots=settings.total_slots, out_limit=settings.out_limit, retain_limit=settings.retain_limit
         )
@@ -117,7 +121,10 @@ class Ledger:
         self._timer_no = 0
 
     def emit(self, effect: Effect) -> None:
-        self.effects.append(effect)
+        if self._carry_out is None:
+            self.effects.append(effect)
+        else:
+            self._carry_out(effect)
 
     # --- fences
 

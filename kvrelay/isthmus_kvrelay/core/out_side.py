@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from isthmus_kvrelay.core.effects import CloseClient, CloseLane, SendAbort, SendOpened, SinkEnded, SinkOpened
+from isthmus_kvrelay.core.effects import (
+    CloseClient,
+    CloseLane,
+    SendAbort,
+    SendDeclined,
+    SendOpened,
+    SinkEnded,
+    SinkOpened,
+)
 from isthmus_kvrelay.core.events import (
     AbortByClient,
     AbortReceived,
@@ -14,10 +22,10 @@ from isthmus_kvrelay.core.events import (
     RevokeReceived,
     SealSink,
 )
-from isthmus_kvrelay.core.flow import OutFlow, OutInput, OutState, chunk_count
+from isthmus_kvrelay.core.flow import OutFlow, OutInput, OutState, chunk_count, mismatch_of
 from isthmus_kvrelay.core.gate import Gate
 from isthmus_kvrelay.core.ledger import MAX_FLOWS, Ledger
-from isthmus_kvrelay.core.names import ClientId, FlowKey, LaneId, Side, SlotUse
+from isthmus_kvrelay.core.names import ClientId, FlowKey, Grant, LaneId, Offer, Side, SlotUse
 from isthmus_kvrelay.core.sending import Sending
 from isthmus_kvrelay.core.staging import Pin, SlotState
 from isthmus_shared.errors import (
@@ -120,8 +128,7 @@ class OutSide:
         flow.advance(OutInput.RESERVED)
         self._ledger.hold(flow.owner, Pin.PRODUCER, key, slots)
         self._ledger.emit(SinkOpened(flow.owner, key, tuple(ref.slot for ref in slots), flow.chunk_bytes))
-        if flow.lane is not None:
-            self._answer_pull(flow)
+        self._answer_pull(flow)
 
     def filled(self, event: ChunksFilled) -> None:
         flow = self.flows.get(event.key)
@@ -176,7 +183,21 @@ class OutSide:
             return
         flow = self.flows[event.key]
         flow.lane = event.lane
-        if flow.slots:
+        if event.offer is not None:
+            self._weigh(flow, event.lane, event.offer)
+        else:
+            self._answer_pull(flow)
+
+    def _weigh(self, flow: OutFlow, lane: LaneId, offer: Offer) -> None:
+        """Use the credit that came with a pull, or decline it."""
+        mismatch = mismatch_of(source=flow.content, consumer=offer.content)
+        if mismatch is not None:
+            self._ledger.emit(SendAbort(lane, flow.key, flow.pull, mismatch.to_fault()))
+            self.consumer_lost(flow, mismatch)
+        elif flow.slots and offer.chunk_bytes == flow.chunk_bytes:
+            self._take_grants(flow, lane, offer.grants)
+        else:
+            self._ledger.emit(SendDeclined(lane, flow.key, flow.pull))
             self._answer_pull(flow)
 
     def take(self, key: FlowKey, pull: int) -> IsthmusError | None:
@@ -218,31 +239,32 @@ class OutSide:
         flow.leave_consumer()
 
     def _answer_pull(self, flow: OutFlow) -> None:
-        assert flow.lane is not None
-        facts = flow.total_bytes, flow.chunk_bytes, flow.manifest
-        self._ledger.emit(SendOpened(flow.lane, flow.key, flow.pull, *facts))
+        """Once its slots are there."""
+        if flow.slots and flow.lane is not None:
+            sizes = flow.total_bytes, flow.chunk_bytes
+            self._ledger.emit(SendOpened(flow.lane, flow.key, flow.pull, *sizes, flow.manifest))
 
     def _pulled(self, event: CreditReceived | DoneReceived | RevokeReceived | AbortReceived) -> OutFlow | None:
         """The flow, if that lane's that attempt is the one that has it."""
         flow = self.flows.get(event.key)
-        if flow is None or (flow.lane, flow.pull) != (event.lane, event.pull):
-            return None
-        return flow
+        return flow if flow is not None and (flow.lane, flow.pull) == (event.lane, event.pull) else None
 
     def credit(self, event: CreditReceived) -> None:
         flow = self._pulled(event)
         if flow is None:
             self._ledger.count.stale += 1
             return
-        for grant in event.grants:
+        self._take_grants(flow, event.lane, event.grants)
+
+    def _take_grants(self, flow: OutFlow, lane: LaneId, grants: tuple[Grant, ...]) -> None:
+        for grant in grants:
             known = grant.chunk in flow.credits or grant.chunk in flow.sending or grant.chunk in flow.sent
             if not 0 <= grant.chunk < len(flow.slots):
                 fault = ProtocolViolation("credit for a chunk that does not exist").to_fault()
-                self._ledger.emit(CloseLane(event.lane, fault))
+                self._ledger.emit(CloseLane(lane, fault))
                 return
-            if known:
-                self._ledger.count.stale += 1
-            else:
+            self._ledger.count.stale += known
+            if not known:
                 flow.take_credit(grant, self._ledger.now_s)
         self.sending.offer(flow)
 

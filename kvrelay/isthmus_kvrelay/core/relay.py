@@ -6,6 +6,8 @@ reads no clock, logs nothing; the daemon, the simulator and the tests run this s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from isthmus_kvrelay.core import events as ev
 from isthmus_kvrelay.core.effects import Effect
 from isthmus_kvrelay.core.events import Event
@@ -25,9 +27,11 @@ _OF_CHUNKS = (ev.ChunkLanded, ev.ChunkSent, ev.SlotQuiet)
 
 
 class RelayCore:
-    def __init__(self, settings: RelaySettings) -> None:
+    def __init__(self, settings: RelaySettings, carry_out: Callable[[Effect], None] | None = None) -> None:
+        """`carry_out`: called with each effect as soon as it is decided, instead of returning it: what a peer waits for
+        is then on its way while the rest is worked out. It must not call back."""
         self.settings = settings
-        self._led = Ledger(settings)
+        self._led = Ledger(settings, carry_out)
         self._rates = Rates(self._led)
         self._out = OutSide(self._led)
         self._in = InSide(self._led, self._out)
@@ -149,6 +153,8 @@ class RelayCore:
                 self._rates.feedback(event)
             case ev.PullReceived() if event.lane in self._led.lanes:
                 self._out.pull(event)
+            case ev.DeclinedReceived():
+                self._in.eager.declined(event)
             case ev.OpenedReceived():
                 self._in.opened(event)
             case ev.CreditReceived():
@@ -166,6 +172,11 @@ class RelayCore:
                 self._led.count.stale += 1
 
     def _settle(self) -> None:
+        self._settle_once()
+        while self._in.eager.settle():
+            self._settle_once()
+
+    def _settle_once(self) -> None:
         self._in.follow_local_ends()
         self._out.admit()
         self._in.admit()

@@ -64,6 +64,9 @@ class RelayConfig(ServiceConfig):
     )
     rate_bytes_per_s: float = Field(default=0, ge=0, description="Ceiling of one lane; 0 is none")
     streams: int = Field(default=2, ge=1, le=MAX_STREAMS, description="TCP data streams of one lane")
+    compiled: bool = Field(
+        default=True, description="Move TCP lanes' bytes in loops that numba compiles, where numba is installed"
+    )
 
     tls_cert: Path | None = Field(default=None, description="PEM certificate chain; makes TCP lanes TLS, both ways")
     tls_key: Path | None = Field(default=None, description="Its private key")
@@ -122,6 +125,7 @@ class RelayConfig(ServiceConfig):
                     port=self.port,
                     advertise=self.advertise or host,
                     streams=self.streams,
+                    compiled=self.compiled,
                     tls=self.tls,
                 ),
                 kind=self.transport,

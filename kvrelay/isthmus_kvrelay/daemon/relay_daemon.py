@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -51,7 +52,7 @@ class RelayDaemon:
         self._log = log
         self._on_client_lost, self._on_flow_closed = on_client_lost, on_flow_closed
         relay = settings.relay
-        self._core = RelayCore(relay)
+        self._core = RelayCore(relay, carry_out=self._carry_out)
         pool_bytes = relay.total_slots * relay.slot_bytes
         self._pool = create_pool(settings.memory, pool_bytes=pool_bytes, slot_bytes=relay.slot_bytes)
         self._prefault = Prefault(self._pool.fd, pool_bytes) if settings.memory.prefault else None
@@ -179,8 +180,7 @@ class RelayDaemon:
     def take(self, *events: Event) -> None:
         if self._stopped:
             return
-        for effect in self._core.handle(*events, now_s=self._loop.time()):
-            self._carry_out(effect)
+        self._core.handle(*events, now_s=self._loop.time())
         self._arm_timer()
         if self._core.open_flows:
             self._idle.clear()
@@ -193,6 +193,8 @@ class RelayDaemon:
                 session = self._sessions.get(effect.client)
                 if session is not None:
                     session.send(effect)
+            case ev.Attached():
+                self._introduce(effect)
             case ev.SendChunk():
                 self._transport.send_chunk(effect)
             case ev.ExpectChunk():
@@ -213,6 +215,15 @@ class RelayDaemon:
             case _:
                 self._transport.send(effect)
 
+    def _introduce(self, effect: ev.Attached) -> None:
+        """The consumer first, so that it mostly knows the token before it is rung."""
+        producer, consumer = self._sessions.get(effect.producer), self._sessions.get(effect.consumer)
+        token = secrets.token_bytes(control.TOKEN_BYTES)
+        if consumer is not None:
+            consumer.attach_source(effect, token)
+            if producer is not None and consumer.bell:
+                producer.attach_sink(effect.key, consumer.bell, token)
+
     def _log_closed(self, closed: ev.FlowClosed) -> None:
         facts = {"transfer_id": closed.key.transfer_id, "generation": closed.key.generation, "side": closed.side.value}
         if closed.fault is None:
@@ -222,13 +233,15 @@ class RelayDaemon:
             self._log.warning("transfer.failed", **facts, code=error.code, error=error.text)
 
     def _arm_timer(self) -> None:
+        """A timer that is due too early stays, since what it waited for is mostly gone again soon; it is set anew
+        when it goes off."""
         at_s = self._core.next_deadline_s()
-        if at_s == self._timer_at_s:
+        if at_s is None or (self._timer_at_s is not None and self._timer_at_s <= at_s):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at_s = at_s
-        self._timer = None if at_s is None else self._loop.call_at(at_s, self._tick)
+        self._timer = self._loop.call_at(at_s, self._tick)
 
     def _tick(self) -> None:
         self._timer, self._timer_at_s = None, None

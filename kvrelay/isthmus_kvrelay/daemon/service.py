@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import deque
 from time import process_time
 
@@ -46,6 +47,8 @@ class RelayService:
         """Until `stopping`; then flows get a bounded time to finish."""
         runtime = self._runtime
         await self.daemon.start()
+        gc.collect()
+        gc.freeze()  # what is here now stays for life: no collection during a transfer need look at it
         try:
             async with asyncio.TaskGroup() as tasks:
                 loops = [

@@ -10,9 +10,11 @@ from typing import Protocol, cast
 from isthmus_kvrelay import control
 from isthmus_kvrelay.core.events import (
     AbortByClient,
+    Attached,
     ChunksFilled,
     ClientId,
     Event,
+    FlowKey,
     ItlReported,
     OpenSink,
     OpenSource,
@@ -51,13 +53,14 @@ class Host(Protocol):
 
     def left(self, session: Session, why: str) -> None: ...
 
-    def take(self, event: Event) -> None: ...
+    def take(self, *events: Event) -> None: ...
 
 
 class Session(asyncio.Protocol):
     def __init__(self, client: ClientId, host: Host) -> None:
         self.client = client
         self.worker: WorkerRef | None = None
+        self.bell = b""
         self.said_bye = False
         self._host = host
         self._reader = FrameReader(limit=control.MAX_CLIENT_FRAME_BYTES)
@@ -82,13 +85,23 @@ class Session(asyncio.Protocol):
         self._hello_timer = loop.call_later(HELLO_TIMEOUT_S, self.close, late)
 
     def data_received(self, data: bytes) -> None:
+        events: list[Event] = []
         try:
             for payload in self._reader.feed(data):
                 if self._closed_because is not None:
-                    return
-                self._take(control.decode_from_client(payload))
+                    break
+                event = self._event(control.decode_from_client(payload))
+                if event is not None:
+                    events.append(event)
         except ProtocolViolation as error:
+            self._hand_over(events)
             self.close(error)
+        else:
+            self._hand_over(events)
+
+    def _hand_over(self, events: list[Event]) -> None:
+        if events:
+            self._host.take(*events)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._hello_timer is not None:
@@ -110,16 +123,17 @@ class Session(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _take(self, message: control.ClientMessage) -> None:
+    def _event(self, message: control.ClientMessage) -> Event | None:
+        """What the core is told of it; None for what is the session's own."""
         if isinstance(message, control.Hello):
             self._greet(message)
-            return
+            return None
         if self.worker is None:
             raise ProtocolViolation("a client must say hello first")
         if isinstance(message, control.Bye):
             self.said_bye = True
-            return
-        self._host.take(event_from_client(self.client, message))
+            return None
+        return event_from_client(self.client, message)
 
     def _greet(self, hello: control.Hello) -> None:
         if self.worker is not None:
@@ -129,7 +143,7 @@ class Session(asyncio.Protocol):
             raise ProtocolViolation(text, todo="run one release of Isthmus on this node")
         if self._hello_timer is not None:
             self._hello_timer.cancel()
-        self.worker = hello.worker
+        self.worker, self.bell = hello.worker, hello.bell
         self._write(self._host.welcome)
         self._host.joined(self)
 
@@ -140,14 +154,24 @@ class Session(asyncio.Protocol):
                 facts = {"slots": control.pack_indices(effect.slots), "chunk_bytes": effect.chunk_bytes}
                 self._write(control.SinkOpenedNotice.model_validate(names | facts))
             case SourceReady():
-                facts = {"slots": control.pack_indices(effect.slots), "chunk_bytes": effect.chunk_bytes}
-                self._write(control.SourceReadyNotice.model_validate(names | facts | {"pull": effect.pull}))
+                slots = control.pack_indices(effect.slots)
+                self._write(control.SourceReadyNotice(*effect.key, effect.pull, slots, effect.chunk_bytes))
             case SinkEnded():
                 fault = cut(effect.fault) if effect.fault is not None else None
                 self._write(control.SinkEndedNotice.model_validate(names | {"fault": fault}))
             case SourceFailed():
                 facts = {"pull": effect.pull, "fault": cut(effect.fault)}
                 self._write(control.SourceFailedNotice.model_validate(names | facts))
+
+    def attach_source(self, effect: Attached, token: bytes) -> None:
+        """This client is the consumer of a flow whose producer is here too."""
+        names = {"transfer_id": effect.key.transfer_id, "generation": effect.key.generation, "pull": effect.pull}
+        facts = {"slots": control.pack_indices(effect.slots), "chunk_bytes": effect.chunk_bytes, "token": token}
+        self._write(control.SourceAttachedNotice.model_validate(names | facts))
+
+    def attach_sink(self, key: FlowKey, bell: bytes, token: bytes) -> None:
+        """This client is the producer of a flow whose consumer is here too."""
+        self._write(control.SinkAttachedNotice(**control.names_of(key), bell=bell, token=token))
 
     def _write(self, message: control.RelayMessage) -> None:
         if self._closed_because is not None or self._transport is None:
@@ -173,7 +197,7 @@ def event_from_client(client: ClientId, message: control.ClientMessage) -> Event
         case control.OpenSourceRequest():
             return _open_source(client, message)
         case control.ReleaseNotice():
-            return ReleaseSource(client, message.key)
+            return ReleaseSource(client, message.key, message.consumed)
         case control.StepNotice():
             return StepReported(client, message.step_s, message.kv_blocks_free, message.kv_block_tokens)
         case control.ItlNotice():
@@ -188,8 +212,8 @@ def _open_source(client: ClientId, message: control.OpenSourceRequest) -> OpenSo
     return OpenSource(
         client,
         message.key,
-        message.source.incarnation,
-        message.source.address,
+        message.peer,
+        message.address,
         message.total_bytes,
         message.manifest,
         message.deadline_s,

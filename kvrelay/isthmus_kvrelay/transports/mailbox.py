@@ -34,6 +34,13 @@ class Mailbox:
             self._flush_due = True
         self._loop.call_soon_threadsafe(self.flush)
 
+    def deliver(self, events: Sequence[Event]) -> None:
+        """On the loop, from a callback of its own and so never from within an effect: at once, after what waits."""
+        with self._lock:
+            self._events.extend(events)
+            self._flush_due = True
+        self.flush()
+
     def flush(self) -> None:
         """On the loop; until nothing more has come."""
         while True:

@@ -17,6 +17,7 @@ from isthmus_kvrelay.core.events import (
     SendAbort,
     SendChunk,
     SendCredit,
+    SendDeclined,
     SendDone,
     SendFeedback,
     SendOpened,
@@ -32,7 +33,9 @@ class Emit(Protocol):
         ...
 
 
-ControlEffect = SendPull | SendOpened | SendCredit | SendDone | SendAbort | SendRevoke | SendQuiet | SendFeedback
+ControlEffect = (
+    SendPull | SendDeclined | SendOpened | SendCredit | SendDone | SendAbort | SendRevoke | SendQuiet | SendFeedback
+)
 """What `lane_codec` turns into control frames."""
 
 

@@ -32,12 +32,13 @@ class TcpLane(asyncio.Protocol):
         ping_interval_s: float,
         ping_timeout_s: float,
         report: Callable[[Event], None],
+        deliver: Callable[[Sequence[Event]], None],
         on_closing: Callable[[TcpLane, IsthmusError], None],
     ) -> None:
         self.ends = ends
         self._peer, self._data = peer, data
         self._ping_interval_s, self._ping_timeout_s = ping_interval_s, ping_timeout_s
-        self._report, self._on_closing = report, on_closing
+        self._report, self._deliver, self._on_closing = report, deliver, on_closing
         self._reader = wire.ControlReader(sender=ends.peer, receiver=ends.me)
         self._loop = asyncio.get_running_loop()
         self._unanswered = 0
@@ -65,21 +66,22 @@ class TcpLane(asyncio.Protocol):
         self._unanswered = 0
         if self.closing:
             return
+        events: list[Event] = []
         try:
             for message in self._reader.feed(data):
-                self._take(message)
+                event = event_of(self.lane, message)
+                if event is not None:
+                    events.append(event)
+                elif isinstance(message, wire.Ping):
+                    self._write(wire.Pong())
         except ProtocolViolation as error:
+            self._deliver(events)
             self.close(error)
+        else:
+            self._deliver(events)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.close(PartyLost("the lane to a peer was lost", why=str(exc) if exc else "the peer closed it"))
-
-    def _take(self, message: wire.LaneMessage) -> None:
-        event = event_of(self.lane, message)
-        if event is not None:
-            self._report(event)
-        elif isinstance(message, wire.Ping):
-            self._write(wire.Pong())
 
     def _ping(self) -> None:
         # Counted in pings, not in seconds: a stall of this process' own loop must not look like the peer's silence.

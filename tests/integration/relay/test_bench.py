@@ -12,7 +12,8 @@ from isthmus_kvrelay.bench.burst import Burst
 from isthmus_kvrelay.bench.children import ChildFailed
 from isthmus_kvrelay.bench.contenders import Limits, PairContender, RelayContender, sockets
 from isthmus_kvrelay.bench.decode_process import RESIDENT
-from isthmus_kvrelay.bench.relay_bench import HandOver, Paced, RelayBench
+from isthmus_kvrelay.bench.hand_over import HandOver, HandOverPair
+from isthmus_kvrelay.bench.relay_bench import Paced, RelayBench
 from isthmus_kvrelay.bench.transfer import Round, Series, ratio
 from isthmus_kvrelay.bench.workloads import MIB, WORKLOADS
 
@@ -39,12 +40,11 @@ def test_the_relay_moves_a_workload_and_its_bytes_are_looked_at(tmp_path: Path) 
 
 
 def test_a_hand_over_on_one_node_goes_through_its_one_relay(tmp_path: Path) -> None:
-    relay = RelayContender(tmp_path, same_node=True)
+    pair = HandOverPair(tmp_path)
     try:
-        assert len(relay.children) == 2
-        assert all(0 < took_s < 10 for took_s in relay.hand_over(4 * MIB, 3))
+        assert all(0 < took_s < 10 for took_s in pair.series(4 * MIB, 3))
     finally:
-        relay.close()
+        pair.close()
 
 
 @pytest.mark.parametrize("streams", [1, 2])

@@ -25,6 +25,8 @@ MAX_CHUNKS = 6
 CHECK_EVERY = 64
 """Events of a run between two full checks of a core's invariants: they cost a hundred events."""
 CLIENTS = 2
+SAME_NODE_SHARE = 0.2
+"""Of the flows: both ends are clients of one relay."""
 CRASH_SHARE = 0.05
 """Of the rounds: something goes wrong."""
 IDLE_STEP = 8
@@ -133,7 +135,8 @@ class Storm:
         for _ in range(min(flows, len(self.untold))):
             key = self.untold.pop()
             nodes = list(self.world.nodes.values())
-            home, there = self.random.choice(nodes), self.random.choice(nodes)
+            home = self.random.choice(nodes)
+            there = home if self.random.random() < SAME_NODE_SHARE else self.random.choice(nodes)
             producer = self._client(home)
             size = self.random.randint(1, MAX_CHUNKS * SLOT_BYTES)
             self.world.open_sink(home, producer, key, size, self._deadline_s())
@@ -215,7 +218,7 @@ class Storm:
 
     def _move_once(self, what: int) -> bool:
         world = self.world
-        if world.pending or world.to_cut:
+        if (world.pending or world.to_cut) and self.random.random() < 0.7:
             world.tell_pending()
             return True
         match what:

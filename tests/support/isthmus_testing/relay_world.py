@@ -47,6 +47,8 @@ class Wire:
 
 @dataclass
 class Sink:
+    bell: tuple[Client, int] | None = None
+    """The consumer on this node, and which pull of it, that may be told directly."""
     slots: tuple[int, ...] = ()
     opened: bool = False
     ended: bool = False
@@ -59,6 +61,8 @@ class Source:
     pull: int = 1
     slots: tuple[int, ...] | None = None
     failed: Fault | None = None
+    attached: tuple[int, ...] | None = None
+    """Where a producer on this node is filling it."""
 
 
 @dataclass
@@ -131,6 +135,8 @@ class World:
 
     def _carry_out(self, node: Node, effect: Effect) -> None:
         match effect:
+            case ev.Attached():
+                self._introduce(node, effect)
             case ev.SinkOpened() | ev.SinkEnded() | ev.SourceReady() | ev.SourceFailed() | ev.CloseClient():
                 self._to_client(node, effect)
             case ev.Dial():
@@ -219,6 +225,13 @@ class World:
                     assert source.failed is None, "failed twice"
                     source.failed = effect.fault
 
+    def _introduce(self, node: Node, effect: ev.Attached) -> None:
+        consumer = node.clients[effect.consumer]
+        consumer.sources[effect.key].attached = effect.slots
+        sink = node.clients[effect.producer].sinks.get(effect.key)
+        if sink is not None:
+            sink.bell = (consumer, effect.pull)
+
     def check_reading(self, node: Node, client: Client) -> None:
         """Every chunk under a consumer's eyes is what was meant for it."""
         for key, source in client.sources.items():
@@ -251,11 +264,27 @@ class World:
         sink = client.sinks[key]
         self.write(node, sink.slots[chunk], (key, chunk))
         sink.filled.add(chunk)
-        self.tell(node, ev.ChunksFilled(client.number, key, (chunk,)))
+        self._say(node, sink, ev.ChunksFilled(client.number, key, (chunk,)))
 
     def seal(self, node: Node, client: Client, key: FlowKey) -> None:
-        del client.sinks[key]
-        self.tell(node, ev.SealSink(client.number, key))
+        sink = client.sinks.pop(key)
+        if sink.bell is not None:
+            self._ring(node, key, *sink.bell)
+        self._say(node, sink, ev.SealSink(client.number, key))
+
+    def _say(self, node: Node, sink: Sink, event: Event) -> None:
+        """A producer that may ring is heard by its consumer before its relay reads what it has written."""
+        if sink.bell is None:
+            self.tell(node, event)
+        else:
+            self._later(node, event)
+
+    def _ring(self, node: Node, key: FlowKey, consumer: Client, pull: int) -> None:
+        """The consumer reads before the relay has heard of it, whatever that thinks of the flow meanwhile."""
+        source = consumer.sources.get(key)
+        if consumer.number in node.clients and source is not None and source.pull == pull and source.failed is None:
+            source.slots = source.attached
+            self.check_reading(node, consumer)
 
     def notice_end(self, node: Node, client: Client, key: FlowKey) -> None:
         """The engine comes back to a sink that has ended, and lets go of it."""
@@ -272,8 +301,9 @@ class World:
 
     def release(self, node: Node, client: Client, key: FlowKey) -> None:
         self.check_reading(node, client)
-        del client.sources[key]
-        self.tell(node, ev.ReleaseSource(client.number, key))
+        source = client.sources.pop(key)
+        consumed = source.slots is not None and source.failed is None
+        self.tell(node, ev.ReleaseSource(client.number, key, consumed))
 
     def abort(self, node: Node, client: Client, key: FlowKey) -> None:
         self.tell(node, ev.AbortByClient(client.number, key, Cancelled("cancelled").to_fault()))
@@ -436,7 +466,9 @@ def _not_sent(job: SendChunk) -> ev.ChunkSent:
 def _received(effect: Effect, lane: LaneId) -> Event:
     match effect:
         case ev.SendPull():
-            return ev.PullReceived(lane, effect.key, effect.pull)
+            return ev.PullReceived(lane, effect.key, effect.pull, effect.offer)
+        case ev.SendDeclined():
+            return ev.DeclinedReceived(lane, effect.key, effect.pull)
         case ev.SendOpened():
             facts = effect.total_bytes, effect.chunk_bytes, effect.manifest
             return ev.OpenedReceived(lane, effect.key, effect.pull, *facts)

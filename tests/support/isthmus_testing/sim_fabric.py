@@ -87,8 +87,10 @@ class Fabric:
                 for into in relay.landing.revoke(effect.lane, effect.key):
                     self._loop.call_soon(relay.take, ev.SlotQuiet(into))
             case (
-                ev.SinkOpened() | ev.SinkEnded() | ev.SourceReady() | ev.SourceFailed() | ev.CloseClient()
-            ) | ev.FlowClosed():
+                (ev.SinkOpened() | ev.Attached() | ev.SinkEnded() | ev.SourceReady() | ev.SourceFailed())
+                | ev.CloseClient()
+                | ev.FlowClosed()
+            ):
                 raise AssertionError(f"{effect} is no business of a lane")
             case _:
                 self._send(effect)

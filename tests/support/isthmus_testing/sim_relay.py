@@ -102,6 +102,8 @@ class SimRelay:
                 link = self._links.get(effect.client)
                 if link is not None:
                     self._loop.call_soon(link.take, effect)
+            case ev.Attached():
+                self._introduce(effect)
             case ev.CloseClient():
                 raise AssertionError(f"the relay refuses its client: {effect.fault}")
             case ev.FlowClosed():
@@ -110,6 +112,12 @@ class SimRelay:
                 self._trace.note(self.incarnation, f"{effect.side.value}.closed", key=effect.key, fault=code)
             case _:
                 self._fabric.carry_out(self, effect)
+
+    def _introduce(self, effect: ev.Attached) -> None:
+        producer, consumer = self._links.get(effect.producer), self._links.get(effect.consumer)
+        if producer is not None and consumer is not None:
+            self._loop.call_soon(consumer.attach_source, effect)
+            self._loop.call_soon(producer.attach_sink, effect, consumer)
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -214,6 +222,26 @@ class SimLink:
             case _:
                 pass  # its own end had crossed the relay's word
 
+    def attach_source(self, effect: ev.Attached) -> None:
+        source = self._sources.get(effect.key)
+        if source is not None and source.pull == effect.pull:
+            source.attached(effect.slots, effect.chunk_bytes)
+            source.token = b"told"
+
+    def attach_sink(self, effect: ev.Attached, consumer: SimLink) -> None:
+        sink = self._sinks.get(effect.key)
+        if sink is not None and not self.dead:
+            sink.attached(lambda: self._ring(consumer, effect))
+
+    def _ring(self, consumer: SimLink, effect: ev.Attached) -> None:
+        if not self.dead:
+            self._loop.call_soon(consumer.rung, effect)
+
+    def rung(self, effect: ev.Attached) -> None:
+        source = self._sources.get(effect.key)
+        if not self.dead and source is not None and source.pull == effect.pull and source.token is not None:
+            source.rung()
+
     def _sink_opened(self, effect: ev.SinkOpened) -> None:
         total, opened = self._opening.get(effect.key, (0, None))
         if opened is None or opened.done():
@@ -245,7 +273,7 @@ class SimLink:
                 self._say(ev.SinkQuiet(self.client, message.key))
             case control.ReleaseNotice():
                 self._sources.pop(message.key, None)
-                self._say(ev.ReleaseSource(self.client, message.key))
+                self._say(ev.ReleaseSource(self.client, message.key, message.consumed))
             case control.AbortRequest():
                 self._say(ev.AbortByClient(self.client, message.key, message.fault))
             case _:

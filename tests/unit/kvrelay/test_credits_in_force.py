@@ -38,8 +38,8 @@ class Told:
         """Up to granted credit: what was granted at once."""
         lane = LANE if peer == "b" else ELSEWHERE
         size, key = chunks * SLOT_BYTES, flow(name, 1)
-        self(ev.OpenSource(client, key, Incarnation(peer), peer, size, "m", 1e3, 1, kv_tokens))
-        return grants(self(ev.OpenedReceived(lane, key, 1, size, SLOT_BYTES, "m")))
+        at_once = grants(self(ev.OpenSource(client, key, Incarnation(peer), peer, size, "m", 1e3, 1, kv_tokens)))
+        return at_once or grants(self(ev.OpenedReceived(lane, key, 1, size, SLOT_BYTES, "m")))
 
     def land(self, name: str, grant: Grant, *, lane: LaneId = LANE) -> list[Grant]:
         return grants(self(ev.ChunkLanded(lane, flow(name, 1), grant.chunk, grant.into, intact=True)))
@@ -50,7 +50,10 @@ class Told:
 
 
 def grants(effects: list[Effect]) -> list[Grant]:
-    return [grant for effect in effects if isinstance(effect, ev.SendCredit) for grant in effect.grants]
+    """Given alone, or with a pull."""
+    given = [effect for effect in effects if isinstance(effect, ev.SendCredit)]
+    given += [effect.offer for effect in effects if isinstance(effect, ev.SendPull) and effect.offer is not None]
+    return [grant for each in given for grant in each.grants]
 
 
 def test_no_more_chunks_are_under_way_on_a_lane_than_it_has_work_requests() -> None:

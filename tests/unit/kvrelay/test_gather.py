@@ -51,7 +51,7 @@ def test_chunks_smaller_than_slots_are_views_of_their_own(pool: SharedPool) -> N
 
 async def test_what_is_filled_in_one_turn_of_the_loop_travels_in_one_frame(pool: SharedPool) -> None:
     said: list[control.ClientMessage] = []
-    outbox = Outbox(asyncio.get_running_loop(), said.append)
+    outbox = Outbox(asyncio.get_running_loop(), said.extend)
     sink = RelaySink(
         KEY, total_bytes=8 * SLOT_BYTES, slots=range(8), chunk_bytes=SLOT_BYTES, pool=pool, post=outbox.post
     )
@@ -65,7 +65,7 @@ async def test_what_is_filled_in_one_turn_of_the_loop_travels_in_one_frame(pool:
 
 async def test_a_newer_report_replaces_one_that_has_not_left(pool: SharedPool) -> None:
     said: list[control.ClientMessage] = []
-    outbox = Outbox(asyncio.get_running_loop(), said.append)
+    outbox = Outbox(asyncio.get_running_loop(), said.extend)
     for free in (5, 4, 3):
         outbox.post(control.StepNotice(step_s=0.02, kv_blocks_free=free, kv_block_tokens=16))
     outbox.flush()

@@ -179,7 +179,8 @@ class Node:
     resident_kv: ResidentKv | None = None
     nic_queue: NicQueue | None = None
     interference: float = 0.0
-    """Mechanism `aggregated_interference`: a prefill pass beside running sequences takes (1 + this) times as long."""
+    """Mechanism `aggregated_interference`: a prefill pass beside running sequences takes (1 + this) times as long.
+    Below 0 the two overlap, since one wants arithmetic and the other memory."""
 
     def __post_init__(self) -> None:
         here = f"node {self.name!r}"
@@ -189,7 +190,7 @@ class Node:
         require_number(f"{here}: kv_bytes_per_token", self.kv_bytes_per_token, at_least=0)
         require(math.isfinite(self.kv_bytes_per_token), f"{here}: kv_bytes_per_token is infinite; give bytes")
         require_number(f"{here}: link_bytes_per_s", self.link_bytes_per_s, above=0)
-        require_number(f"{here}: interference", self.interference, at_least=0)
+        require_number(f"{here}: interference", self.interference, above=-1)
         require_number(f"{here}: prefix_cache_blocks", self.prefix_cache_blocks, at_least=0)
         if self.staging_tokens is not None:
             require_number(f"{here}: staging_tokens", self.staging_tokens, at_least=1)
