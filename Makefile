@@ -9,7 +9,7 @@ TORCH_INDEX_URL ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status chat test test-fast lint types format schemas sim relay-seeds relay-fuzz kv-forms bench bench-kv bench-relay bench-peers compose-up compose-test rdma-test rdma-kernel vllm-venv test-vllm gpu-check clean check-python
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(MAKEFILE_LIST))
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -80,6 +80,10 @@ bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts 
 bench-peers: $(VENV)/.dev  ## the relay beside raw sockets, NIXL and Mooncake (installs those two; half a gigabyte)
 	@$(PIP) --no-deps nixl-cu12 mooncake-transfer-engine-non-cuda
 	@$(BIN)/python bench/compare_transfer.py --json bench-peers.json $(ARGS)
+
+ui-test: $(VENV)/.dev  ## the operator's page in headless Chromium (Debian: apt install chromium chromium-driver)
+	@$(PIP) 'selenium>=4.30'
+	@$(PYTEST) tests/ui $(ARGS)
 
 compose-up:  ## the demo in containers (compose/README.md)
 	@cd compose && docker compose up --build $(ARGS)

@@ -65,6 +65,11 @@ class Metrics:
         self.request_ttft_seconds = self._histogram(
             "request_ttft_seconds", "From receipt to the first token", TTFT_BUCKETS_S
         )
+        self.request_predicted_ttft_seconds = self._histogram(
+            "request_predicted_ttft_seconds",
+            "Predicted p50 of TTFT when it was routed, for requests that had a first token",
+            TTFT_BUCKETS_S,
+        )
         self.request_itl_seconds = self._histogram("request_itl_seconds", "Between two tokens", ITL_BUCKETS_S)
         self.request_e2e_seconds = self._histogram("request_e2e_seconds", "From receipt to the end", E2E_BUCKETS_S)
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt length", TOKEN_BUCKETS)

@@ -109,7 +109,7 @@ class IsthmusConnector(KVConnectorBase_V1, SupportsHMA):
         half = self._half
         with half.stats.hook():
             metadata = IsthmusMetadata(half.step(scheduler_output))
-        half.stats.step_over()
+        half.stats.step_over(busy=half.core.busy)
         return metadata
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -171,10 +171,11 @@ class IsthmusConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         rank = self._rank
+        busy = rank.saver.in_flight > 0 or rank.loader.in_flight > 0
         with rank.stats.hook():
             received, failed = rank.loader.take()
             sent = rank.saver.take_sent(finished_req_ids)
-        rank.stats.step_over()
+        rank.stats.step_over(busy=busy or bool(received))
         return KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving=failed)
 
     def shutdown(self) -> None:
@@ -191,8 +192,8 @@ class IsthmusConnector(KVConnectorBase_V1, SupportsHMA):
 
     def use_flows(self, flows: RelayPort) -> None:
         """With `worker_flows`: who has opened them. For the worker's half, before the first request."""
-        assert (relay := self._rank.relay) is not None, "vLLM registers its caches before it uses them"
-        relay.use(flows)
+        assert self._rank.relay is not None, "vLLM registers its caches before it uses them"
+        self._rank.relay.use(flows)
 
     @property
     def stats(self) -> TransferStats:

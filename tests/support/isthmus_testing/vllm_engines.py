@@ -352,7 +352,9 @@ class _Engine:
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
         if has_kv_transfer_group():  # else the ranks are processes of their own
-            found["totals"] = dict(get_kv_transfer_group().stats.totals)
+            halves = {"worker": get_kv_transfer_group().stats, "scheduler": scheduler.connector.stats}
+            found["totals"] = dict(halves["worker"].totals)
+            found["hook_us"] = {name: list(stats.recent_hook_us) for name, stats in halves.items()}
         return found
 
     def _say(self, key: str, **fields: Any) -> None:

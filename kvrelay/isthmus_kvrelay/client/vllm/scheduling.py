@@ -172,6 +172,13 @@ class Scheduling:
     # --- steps
 
     @property
+    def busy(self) -> bool:
+        """Whether transfers are under way."""
+        return bool(self._saves or self._sending or self._receiving) or any(
+            load.loading for load in self._loads.values()
+        )
+
+    @property
     def saving(self) -> Iterable[str]:
         """Requests whose KV is being saved, step by step."""
         return (request_id for request_id, save in self._saves.items() if save.begun)

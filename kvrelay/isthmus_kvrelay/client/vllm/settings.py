@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isthmus_kvrelay.client.vllm.params import MAX_DEADLINE_S, MAX_TP
 from isthmus_shared.errors import ConfigInvalid
@@ -47,17 +47,11 @@ class ConnectorSettings(BaseModel):
         default=10, ge=0, le=600, description="For the relay to be there when the engine starts; then it goes on alone"
     )
 
-    @model_validator(mode="after")
-    def _one_way(self) -> ConnectorSettings:
-        if (self.relay_socket is None) != self.worker_flows:
-            raise ValueError("relay_socket is needed: the path of this node's relay (ISTHMUS_RELAY_SOCKET)")
-        return self
-
     @classmethod
     def read(cls, extra: Mapping[str, Any]) -> ConnectorSettings:
         """Raises `ConfigInvalid` that names the field."""
         try:
-            return cls.model_validate(dict(extra))
+            settings = cls.model_validate(dict(extra))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in first["loc"])
@@ -66,3 +60,10 @@ class ConnectorSettings(BaseModel):
                 todo=f"the fields are {', '.join(cls.model_fields)} (docs/vllm.md)",
                 param=field,
             ) from error
+        if (settings.relay_socket is None) != settings.worker_flows:
+            raise ConfigInvalid(
+                "kv_connector_extra_config.relay_socket: the path of this node's relay is needed",
+                todo="give ISTHMUS_RELAY_SOCKET's (docs/vllm.md)",
+                param="relay_socket",
+            )
+        return settings
