@@ -46,13 +46,13 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """make(form, **config) starts an engine of that form."""
+    """make(form, **config) starts an engine of that form, or a reference engine of that layout."""
     if request.config.getoption("engines") == "vllm":
         return _make_vllm(tmp_path_factory.mktemp("models"))
     tiny_folder = request.getfixturevalue("tiny_folder")
 
     def start(form: str, **config: object) -> AbstractAsyncContextManager[Harness]:
-        kind, layout = FORMS[form]
+        kind, layout = FORMS.get(form, (EngineKind.REFERENCE, form))
         fields: dict[str, object] = {"kv_layout": layout, "sim": FAST_SIM, "prefill_chunk_tokens": 128} | config
         path = tiny_folder if kind is EngineKind.REFERENCE else None
         return running(create_engine(EngineConfig(kind=kind, model_name="tiny", model_path=path, **fields)))

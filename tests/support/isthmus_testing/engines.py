@@ -12,6 +12,8 @@ from isthmus_shared.engines.kv_memory import MemoryKvTransfer
 from isthmus_shared.engines.port import Engine, EngineInfo, EngineRequest, SequenceOutput, StepReport
 from isthmus_shared.errors import Fault
 from isthmus_shared.ids import RequestId
+from isthmus_shared.kv.manifest import KvManifest
+from isthmus_shared.kv.negotiate import require_exchangeable
 from isthmus_shared.messages.work import FinishReason, SamplingParams, TokenLogprob
 
 WAIT_S = 60.0
@@ -123,6 +125,7 @@ def ask(
     output_offset: int = 0,
     save: MemoryKvTransfer | None = None,
     load: MemoryKvTransfer | None = None,
+    manifest: KvManifest | None = None,
     **sampling: object,
 ) -> EngineRequest:
     params = {"max_tokens": 8, "temperature": 0.0, "logprobs": 3, "ignore_eos": True} | sampling
@@ -133,13 +136,15 @@ def ask(
         output_offset=output_offset,
         kv_save=None if save is None else save.sink,
         kv_load=None if load is None else load.source,
+        kv_manifest=manifest,
     )
 
 
 async def hand_over(producer: Harness, consumer: Harness, name: str, prompt: Sequence[int], **kw: object) -> Outcome:
     """Prefill on one engine, decode on the other; the output of both together, as the client sees it."""
-    transfer = producer.transfer(len(prompt))
-    consumer.submit(ask(name, prompt, load=transfer, **kw))
+    transfer, manifest = producer.transfer(len(prompt)), producer.engine.manifest(len(prompt))
+    require_exchangeable(consumer.engine.manifest(len(prompt)), manifest)
+    consumer.submit(ask(name, prompt, load=transfer, manifest=manifest, **kw))
     first = await producer.run(ask(name, prompt, save=transfer, **kw))
     if first.finish is not FinishReason.HANDOFF:
         consumer.engine.abort(RequestId(name))
