@@ -108,7 +108,7 @@ class IsthmusConnector(KVConnectorBase_V1, SupportsHMA):
         half = self._half
         with half.stats.hook():
             metadata = IsthmusMetadata(half.step(scheduler_output))
-        half.stats.step_over()
+        half.stats.step_over(busy=half.core.busy)
         return metadata
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -170,10 +170,11 @@ class IsthmusConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         rank = self._rank
+        busy = rank.saver.in_flight > 0 or rank.loader.in_flight > 0
         with rank.stats.hook():
             received, failed = rank.loader.take()
             sent = rank.saver.take_sent(finished_req_ids)
-        rank.stats.step_over()
+        rank.stats.step_over(busy=busy or bool(received))
         return KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving=failed)
 
     def shutdown(self) -> None:
