@@ -9,7 +9,7 @@ TORCH_INDEX_URL ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status chat test test-fast lint types format schemas sim relay-seeds relay-fuzz bench bench-relay bench-peers compose-up compose-test rdma-test rdma-kernel vllm-venv clean check-python
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(MAKEFILE_LIST))
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -61,6 +61,12 @@ sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARG
 relay-seeds: $(VENV)/.dev  ## 2,000 fault schedules over 16 simulated relays (ARGS="--seeds 20 --flows 1000 --slots 512 --at-once")
 	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_storm $(ARGS)
 
+kv-forms: $(VENV)/.dev  ## 10,000 random crossings between KV layouts, shardings and FP8 flavours (ARGS="--cases 500 --first 7")
+	@PYTHONPATH=$(SOURCES):tests/support OMP_NUM_THREADS=1 $(BIN)/python -m isthmus_testing.kv_crossings $(ARGS)
+
+bench-kv: $(VENV)/.dev  ## KV conversions beside torch's own copies, on one core (docs/benchmarks.md)
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/kv_forms.py $(ARGS)
+
 relay-fuzz: $(VENV)/.dev  ## hostile messages and headers for ten minutes (ARGS="--seconds 60 --seed 1")
 	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_fuzz $(ARGS)
 
@@ -74,6 +80,10 @@ bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts 
 bench-peers: $(VENV)/.dev  ## the relay beside raw sockets, NIXL and Mooncake (installs those two; half a gigabyte)
 	@$(PIP) --no-deps nixl-cu12 mooncake-transfer-engine-non-cuda
 	@$(BIN)/python bench/compare_transfer.py --json bench-peers.json $(ARGS)
+
+ui-test: $(VENV)/.dev  ## the operator's page in headless Chromium (Debian: apt install chromium chromium-driver)
+	@$(PIP) 'selenium>=4.30'
+	@$(PYTEST) tests/ui $(ARGS)
 
 compose-up:  ## the demo in containers (compose/README.md)
 	@cd compose && docker compose up --build $(ARGS)
@@ -117,6 +127,7 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 # vLLM wants its own pins, so it has a virtual environment of its own, with Isthmus taken from the source folders.
 VLLM_VENV := .venv-vllm
 VLLM_PYTHON ?= python3.11
+PYTEST_VLLM := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 $(VLLM_VENV)/.made: tools/vllm/requirements-lean.txt tools/vllm/requirements-engine.txt
 	@echo "installing vLLM's CPU build into $(VLLM_VENV) (once; two gigabytes, a few minutes)"
@@ -124,6 +135,13 @@ $(VLLM_VENV)/.made: tools/vllm/requirements-lean.txt tools/vllm/requirements-eng
 	@$(VLLM_PIP) -r tools/vllm/requirements-lean.txt
 	@$(VLLM_PIP) --no-deps -r tools/vllm/requirements-engine.txt
 	@touch $@
+
+test-vllm: $(VLLM_VENV)/.made  ## everything on real vLLM, which is installed first (ARGS="-k llama")
+	@$(PYTEST_VLLM) tests/vllm $(ARGS)
+	@$(PYTEST_VLLM) -p no:warnings tests/contract/engines/test_tokens.py tests/contract/engines/test_endings.py --engines vllm $(ARGS)
+
+gpu-check: $(VLLM_VENV)/.made  ## prefill on a GPU, decode on the CPU, in one machine (says what it would check where there is none)
+	@OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python tools/gpu_check.py $(ARGS)
 
 vllm-venv: $(VLLM_VENV)/.made  ## install vLLM's CPU build, without what it does not need, into .venv-vllm
 

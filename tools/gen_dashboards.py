@@ -96,7 +96,7 @@ WORKERS = (
         "TTFT, predicted and actual, p50",
         "s",
         (
-            (quantile(0.5, "isthmus_route_predicted_ttft_seconds"), "predicted"),
+            (quantile(0.5, "isthmus_request_predicted_ttft_seconds"), "predicted"),
             (quantile(0.5, "isthmus_request_ttft_seconds"), "actual"),
         ),
     ),

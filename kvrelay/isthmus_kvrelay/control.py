@@ -13,6 +13,19 @@ from pydantic import Field, TypeAdapter
 
 from isthmus_kvrelay.core.events import FlowKey
 from isthmus_kvrelay.framing import Count, Frame, Generation32, Interval, Name, pack, prefixed, unpack
+from isthmus_kvrelay.hot import (
+    FILLED,
+    MAX_DURATION_S,
+    OPEN_SOURCE,
+    SOURCE_READY,
+    Hot,
+    read_filled,
+    read_open_source,
+    read_source_ready,
+)
+from isthmus_kvrelay.hot import FilledNotice as FilledNotice
+from isthmus_kvrelay.hot import OpenSourceRequest as OpenSourceRequest
+from isthmus_kvrelay.hot import SourceReadyNotice as SourceReadyNotice
 from isthmus_shared.errors import Fault, ProtocolViolation
 from isthmus_shared.ids import Generation, TransferId
 from isthmus_shared.messages.work import RelayRef, WorkerRef
@@ -24,7 +37,6 @@ MAX_CLIENT_FRAME_BYTES = 1 << 20
 MAX_RELAY_FRAME_BYTES = 16 << 20
 """Largest frame a relay may send: the slots of a flow of four million chunks."""
 MAX_CHUNKS_PER_FRAME = 65_536
-MAX_DURATION_S = 86_400.0
 MAX_NAME_BYTES = 108
 """Of a unix socket's address."""
 TOKEN_BYTES = 16
@@ -85,28 +97,12 @@ class OpenSinkRequest(_OfFlow):
     wait_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S)]
 
 
-class FilledNotice(_OfFlow):
-    kind: Literal["filled"] = "filled"
-    chunks: Annotated[bytes, Field(max_length=MAX_FILLED_BYTES)]
-
-
 class SealNotice(_OfFlow):
     kind: Literal["seal"] = "seal"
 
 
 class SinkQuietNotice(_OfFlow):
     kind: Literal["sink_quiet"] = "sink_quiet"
-
-
-class OpenSourceRequest(_OfFlow):
-    kind: Literal["open_source"] = "open_source"
-    source: RelayRef
-    total_bytes: Count
-    manifest: Name
-    deadline_s: Seconds
-    pull: Generation32
-    kv_tokens: Count
-    """Tokens whose KV the consumer's engine will hold."""
 
 
 class ReleaseNotice(_OfFlow):
@@ -143,19 +139,10 @@ class Bye(Frame):
     kind: Literal["bye"] = "bye"
 
 
-ClientMessage = (
-    Hello
-    | OpenSinkRequest
-    | FilledNotice
-    | SealNotice
-    | SinkQuietNotice
-    | OpenSourceRequest
-    | ReleaseNotice
-    | AbortRequest
-    | StepNotice
-    | ItlNotice
-    | Bye
+_ColdFromClient = (
+    Hello | OpenSinkRequest | SealNotice | SinkQuietNotice | ReleaseNotice | AbortRequest | StepNotice | ItlNotice | Bye
 )
+ClientMessage = _ColdFromClient | FilledNotice | OpenSourceRequest
 
 # --- relay → client
 
@@ -203,41 +190,41 @@ class SourceAttachedNotice(_OfFlow):
     token: Token
 
 
-class SourceReadyNotice(_OfFlow):
-    kind: Literal["source_ready"] = "source_ready"
-    pull: Generation32
-    slots: Indices
-    chunk_bytes: Count
-
-
 class SourceFailedNotice(_OfFlow):
     kind: Literal["source_failed"] = "source_failed"
     pull: Generation32
     fault: Fault
 
 
-RelayMessage = (
+_ColdFromRelay = (
     Welcome
     | Refused
     | SinkOpenedNotice
     | SinkAttachedNotice
     | SinkEndedNotice
     | SourceAttachedNotice
-    | SourceReadyNotice
     | SourceFailedNotice
 )
+RelayMessage = _ColdFromRelay | SourceReadyNotice
 
-_FROM_CLIENT: TypeAdapter[ClientMessage] = TypeAdapter(Annotated[ClientMessage, Field(discriminator="kind")])
-_FROM_RELAY: TypeAdapter[RelayMessage] = TypeAdapter(Annotated[RelayMessage, Field(discriminator="kind")])
+_FROM_CLIENT: TypeAdapter[_ColdFromClient] = TypeAdapter(Annotated[_ColdFromClient, Field(discriminator="kind")])
+_FROM_RELAY: TypeAdapter[_ColdFromRelay] = TypeAdapter(Annotated[_ColdFromRelay, Field(discriminator="kind")])
 
 
 def encode(message: ClientMessage | RelayMessage) -> bytes:
-    return prefixed(pack(message))
+    return prefixed(message.packed() if isinstance(message, Hot) else pack(message))
 
 
 def decode_from_client(payload: bytes) -> ClientMessage:
+    tag = payload[:1]
+    if tag == FILLED:
+        return read_filled(payload)
+    if tag == OPEN_SOURCE:
+        return read_open_source(payload)
     return unpack(payload, _FROM_CLIENT, what="client message")
 
 
 def decode_from_relay(payload: bytes) -> RelayMessage:
+    if payload[:1] == SOURCE_READY:
+        return read_source_ready(payload)
     return unpack(payload, _FROM_RELAY, what="relay message")

@@ -20,7 +20,7 @@ def event_of(lane: LaneId, message: wire.LaneMessage) -> ev.Event | None:
         case wire.Pull():
             return ev.PullReceived(lane, message.key, message.pull)
         case wire.EagerPull():
-            return ev.PullReceived(lane, message.key, message.pull, message.offer())
+            return ev.PullReceived(lane, message.key, message.pull, message.offer)
         case wire.Declined():
             return ev.DeclinedReceived(lane, message.key, message.pull)
         case wire.Opened():
@@ -52,8 +52,7 @@ def messages_of(effect: ControlEffect) -> Iterator[wire.LaneMessage]:
         case ev.SendPull(offer=None):
             yield wire.Pull(**names)
         case ev.SendPull(offer=ev.Offer() as offer):
-            sizes = {"total_bytes": offer.total_bytes, "chunk_bytes": offer.chunk_bytes}
-            yield wire.EagerPull(**names, **sizes, manifest=offer.manifest, packed=wire.pack_grants(offer.grants))
+            yield wire.EagerPull(effect.key, effect.pull, offer)
         case ev.SendDeclined():
             yield wire.Declined(**names)
         case ev.SendOpened():

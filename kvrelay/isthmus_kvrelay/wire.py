@@ -13,8 +13,10 @@
 Big-endian. Chunk fields are zero in a control frame. The checksum is XXH3-64, seeded with what the chunk is said to
 be, so that bytes of another transfer, generation or chunk never pass.
 
-A train is a header of type TRAIN whose payload is the headers of up to `MAX_TRAIN_CHUNKS` chunks; their payloads
-follow in that order. So the receiver knows where all of them go before the first comes, and takes them in one call.
+Chunks travel in trains. A train is a header of type TRAIN whose payload is the headers of 1 to `MAX_TRAIN_CHUNKS`
+chunks, with no checksum in them; then their payloads in that order; then the payloads' checksums, 8 bytes each. So the
+receiver knows where all of them go before the first comes, and either end passes over the bytes once, when it hashes
+what it is about to send or has just received. Over verbs there are no trains: a chunk's header has its checksum.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ from typing import Annotated, Generic, Literal, TypedDict, TypeVar
 import xxhash
 from pydantic import BaseModel, Field, TypeAdapter
 
-from isthmus_kvrelay.core.events import FlowKey, Grant, Offer, SlotUse
+from isthmus_kvrelay.core.events import FlowKey, Grant, SlotUse
 from isthmus_kvrelay.framing import Count, Frame, Generation32, Interval, Name, pack, unpack
+from isthmus_kvrelay.hot import EAGER_PULL, GRANT_BYTES, pack_grants, read_eager_pull, unpack_grants
+from isthmus_kvrelay.hot import EagerPull as EagerPull
 from isthmus_shared.errors import Fault, ProtocolViolation
 from isthmus_shared.ids import Generation, Incarnation, TransferId
 
@@ -44,7 +48,7 @@ MAX_GRANTS = 32_768
 """Grants in one Credit frame (8 GiB of KV at the default slot size); more go in further frames."""
 MAX_TRAIN_CHUNKS = 64
 """Chunks in one train; with their headers far below the 1024 buffers that the kernel takes in one call."""
-_GRANT = struct.Struct("!IIQ")
+CHECKSUM_BYTES = 8
 _MASK = 2**64 - 1
 M = TypeVar("M", bound=BaseModel)
 
@@ -56,6 +60,9 @@ class FrameType(IntEnum):
     CONTROL = 1
     CHUNK = 2
     TRAIN = 3
+
+
+_FRAMES = {frame.value: frame for frame in FrameType}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +106,12 @@ class Header:
         )
         if magic != MAGIC or version != VERSION or zero:
             raise ProtocolViolation("the peer does not speak this relay's protocol", todo="run one release everywhere")
-        if kind not in FrameType.__members__.values():
+        frame = _FRAMES.get(kind)
+        if frame is None:
             raise ProtocolViolation(f"a frame of type {kind}")
         if size > limit:
             raise ProtocolViolation(f"a payload of {size} bytes where {limit} is the most")
-        return cls(FrameType(kind), size, sender, receiver, check, chunk, SlotUse(slot, use), offset, flow, gen)
+        return cls(frame, size, sender, receiver, check, chunk, SlotUse(slot, use), offset, flow, gen)
 
 
 def incarnation_digest(incarnation: Incarnation) -> bytes:
@@ -114,11 +122,19 @@ def flow_digest(key: FlowKey) -> bytes:
     return hashlib.blake2b(f"{key.generation}:{key.transfer_id}".encode(), digest_size=16).digest()
 
 
-def checksum(payload: memoryview | bytes | bytearray, *, flow: bytes, chunk: int) -> int:
-    """XXH3-64 of a chunk; the GIL is released while it is computed."""
-    seed = (int.from_bytes(flow[:8], "big") + chunk) & _MASK
+def seed_of(*, flow: bytes, chunk: int) -> int:
+    """What a chunk's checksum starts from, by its flow's digest and its number."""
+    return (int.from_bytes(flow[:8], "big") + chunk) & _MASK
+
+
+def seeded_checksum(payload: memoryview | bytes | bytearray, seed: int) -> int:
+    """XXH3-64; the GIL is released while it is computed."""
     value: int = xxhash.xxh3_64_intdigest(payload, seed=seed)
     return value
+
+
+def checksum(payload: memoryview | bytes | bytearray, *, flow: bytes, chunk: int) -> int:
+    return seeded_checksum(payload, seed_of(flow=flow, chunk=chunk))
 
 
 # --- control frames -------------------------------------------------------------------------------------------------
@@ -153,36 +169,13 @@ class OfFlow(OfTransfer):
     pull: Generation32
 
 
-Grants = Annotated[bytes, Field(max_length=MAX_GRANTS * _GRANT.size)]
-
-
-def pack_grants(grants: tuple[Grant, ...]) -> bytes:
-    return b"".join(_GRANT.pack(g.chunk, g.into.slot, g.into.use) for g in grants)
-
-
-def unpack_grants(packed: bytes) -> tuple[Grant, ...]:
-    if len(packed) % _GRANT.size:
-        raise ProtocolViolation("credit that ends within a grant")
-    return tuple(Grant(chunk, SlotUse(slot, use)) for chunk, slot, use in _GRANT.iter_unpack(packed))
+Grants = Annotated[bytes, Field(max_length=MAX_GRANTS * GRANT_BYTES)]
 
 
 class Pull(OfFlow):
     """Consumer's relay → source's: I want that transfer."""
 
     kind: Literal["pull"] = "pull"
-
-
-class EagerPull(OfFlow):
-    """The same, with credit for the first chunks; it counts if the transfer is what is said here, and cut so."""
-
-    kind: Literal["eager_pull"] = "eager_pull"
-    total_bytes: Count
-    chunk_bytes: Count
-    manifest: Name
-    packed: Grants
-
-    def offer(self) -> Offer:
-        return Offer(self.total_bytes, self.chunk_bytes, self.manifest, unpack_grants(self.packed))
 
 
 class Declined(OfFlow):
@@ -257,12 +250,13 @@ class Pong(Frame):
     kind: Literal["pong"] = "pong"
 
 
-LaneMessage = Pull | EagerPull | Declined | Opened | Credit | Done | Abort | Revoke | Quiet | Feedback | Ping | Pong
-_ADAPTER: TypeAdapter[LaneMessage] = TypeAdapter(Annotated[LaneMessage, Field(discriminator="kind")])
+ColdMessage = Pull | Declined | Opened | Credit | Done | Abort | Revoke | Quiet | Feedback | Ping | Pong
+LaneMessage = ColdMessage | EagerPull
+_ADAPTER: TypeAdapter[ColdMessage] = TypeAdapter(Annotated[ColdMessage, Field(discriminator="kind")])
 
 
-def encode_control(message: BaseModel, *, sender: bytes, receiver: bytes) -> bytes:
-    payload = pack(message)
+def encode_control(message: BaseModel | EagerPull, *, sender: bytes, receiver: bytes) -> bytes:
+    payload = message.packed() if isinstance(message, EagerPull) else pack(message)
     assert len(payload) <= MAX_CONTROL_BYTES
     check: int = xxhash.xxh3_64_intdigest(payload)
     return Header(FrameType.CONTROL, len(payload), sender, receiver, check).encode() + payload
@@ -275,7 +269,7 @@ class MessageReader(Generic[M]):
         self._adapter, self._sender, self._receiver = adapter, sender, receiver
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[M]:
+    def feed(self, data: bytes) -> Iterator[M | EagerPull]:
         self._buffer += data
         while len(self._buffer) >= HEADER_BYTES:
             header = Header.decode(self._buffer[:HEADER_BYTES], limit=MAX_CONTROL_BYTES)
@@ -290,10 +284,13 @@ class MessageReader(Generic[M]):
             del self._buffer[:end]
             if xxhash.xxh3_64_intdigest(payload) != header.checksum:
                 raise ProtocolViolation("a control frame arrived damaged")
-            yield unpack(payload, self._adapter, what="lane message")
+            if payload[:1] == EAGER_PULL:
+                yield read_eager_pull(payload)
+            else:
+                yield unpack(payload, self._adapter, what="lane message")
 
 
-class ControlReader(MessageReader[LaneMessage]):
+class ControlReader(MessageReader[ColdMessage]):
     """What every lane says."""
 
     def __init__(self, *, sender: bytes, receiver: bytes) -> None:

@@ -47,7 +47,7 @@ class Outbox:
         if isinstance(message, control.FilledNotice) and isinstance(last, control.FilledNotice):
             chunks = last.chunks + message.chunks
             if last.key == message.key and len(chunks) <= control.MAX_FILLED_BYTES:
-                self._messages[-1] = last.model_copy(update={"chunks": chunks})
+                self._messages[-1] = last._replace(chunks=chunks)
                 return True
         return False
 

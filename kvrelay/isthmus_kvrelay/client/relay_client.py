@@ -154,17 +154,19 @@ class RelayClient:
             text = f"{ticket.transfer_id} generation {ticket.generation} has a source already"
             raise InvalidRequest(text, param="ticket.generation")
         total = ticket.manifest.total_bytes
-        with _naming_bad_fields():
-            request = control.OpenSourceRequest(
-                transfer_id=ticket.transfer_id,
-                generation=ticket.generation,
-                source=ticket.source,
-                total_bytes=total,
-                manifest=_digest(ticket.manifest),
-                deadline_s=deadline_s,
-                pull=ticket.pull,
-                kv_tokens=ticket.manifest.prompt_tokens,
-            )
+        request = control.OpenSourceRequest(
+            *key,
+            ticket.source.incarnation,
+            ticket.source.address,
+            total,
+            _digest(ticket.manifest),
+            deadline_s,
+            ticket.pull,
+            ticket.manifest.prompt_tokens,
+        )
+        problem = request.problem()
+        if problem is not None:
+            raise InvalidRequest(f"{problem[0]}: {problem[1]}", param=problem[0])
         source = RelaySource(
             key, pull=ticket.pull, total_bytes=total, deadline_s=deadline_s, pool=pool, post=self._outbox.post
         )

@@ -43,7 +43,7 @@ class RelayConfig(ServiceConfig):
     prefault: bool = Field(default=True, description="Fill the pool's memory in at the start, in the background")
     huge_pages: bool = Field(default=False, description="The pool in huge pages, which the host must have reserved")
     numa_node: int | None = Field(default=None, ge=0, lt=1024, description="Node of the host to hold the pool")
-    slot_bytes: int = Field(default=MIB, ge=4096, le=64 * MIB, description="One slot, and so one chunk")
+    slot_bytes: int = Field(default=2 * MIB, ge=4096, le=64 * MIB, description="One slot, and so one chunk")
     out_share: float = Field(default=0.5, gt=0, lt=1, description="Largest part of the pool for outgoing transfers")
     retain_bytes: int | None = Field(
         default=None,
@@ -64,6 +64,9 @@ class RelayConfig(ServiceConfig):
     )
     rate_bytes_per_s: float = Field(default=0, ge=0, description="Ceiling of one lane; 0 is none")
     streams: int = Field(default=2, ge=1, le=MAX_STREAMS, description="TCP data streams of one lane")
+    compiled: bool = Field(
+        default=True, description="Move TCP lanes' bytes in loops that numba compiles, where numba is installed"
+    )
 
     tls_cert: Path | None = Field(default=None, description="PEM certificate chain; makes TCP lanes TLS, both ways")
     tls_key: Path | None = Field(default=None, description="Its private key")
@@ -122,6 +125,7 @@ class RelayConfig(ServiceConfig):
                     port=self.port,
                     advertise=self.advertise or host,
                     streams=self.streams,
+                    compiled=self.compiled,
                     tls=self.tls,
                 ),
                 kind=self.transport,

@@ -154,8 +154,8 @@ class Session(asyncio.Protocol):
                 facts = {"slots": control.pack_indices(effect.slots), "chunk_bytes": effect.chunk_bytes}
                 self._write(control.SinkOpenedNotice.model_validate(names | facts))
             case SourceReady():
-                facts = {"slots": control.pack_indices(effect.slots), "chunk_bytes": effect.chunk_bytes}
-                self._write(control.SourceReadyNotice.model_validate(names | facts | {"pull": effect.pull}))
+                slots = control.pack_indices(effect.slots)
+                self._write(control.SourceReadyNotice(*effect.key, effect.pull, slots, effect.chunk_bytes))
             case SinkEnded():
                 fault = cut(effect.fault) if effect.fault is not None else None
                 self._write(control.SinkEndedNotice.model_validate(names | {"fault": fault}))
@@ -212,8 +212,8 @@ def _open_source(client: ClientId, message: control.OpenSourceRequest) -> OpenSo
     return OpenSource(
         client,
         message.key,
-        message.source.incarnation,
-        message.source.address,
+        message.peer,
+        message.address,
         message.total_bytes,
         message.manifest,
         message.deadline_s,

@@ -12,6 +12,7 @@ from secrets import token_bytes
 
 from structlog.typing import FilteringBoundLogger
 
+from isthmus_kvrelay.compiled.load import Loading
 from isthmus_kvrelay.core.events import (
     CloseLane,
     Dial,
@@ -43,6 +44,7 @@ from isthmus_kvrelay.transports.stream import PlainStream, Stream
 from isthmus_kvrelay.transports.tcp_lane import TcpLane, as_loss
 from isthmus_kvrelay.transports.tcp_streams import Ends, not_sent
 from isthmus_kvrelay.transports.tls import Tls, TlsSettings, connect
+from isthmus_kvrelay.transports.tuning import tune
 from isthmus_kvrelay.wire import incarnation_digest
 from isthmus_shared.errors import IsthmusError, NoCapacity, PartyLost, ProtocolViolation, StaleParty
 from isthmus_shared.ids import Incarnation
@@ -64,6 +66,8 @@ class TcpSettings:
     streams: int
     checksums: bool = True
     """Off for a measurement of what they cost only; both ends alike."""
+    compiled: bool = True
+    """Trains are moved by compiled loops once those are there; never under TLS."""
     tls: TlsSettings | None = None
     handshake_timeout_s: float = 5.0
     ping_interval_s: float = 1.0
@@ -91,6 +95,7 @@ class TcpTransport:
         self._mail = Mailbox(emit)
         self._tls = None if settings.tls is None else Tls(settings.tls)
         self._landing = LandingTable(pool)
+        self._loading = Loading(log, wanted=settings.compiled and settings.tls is None)
         self._lanes: dict[LaneId, TcpLane] = {}
         self._joining: dict[tuple[Incarnation, bytes], Joining] = {}
         self._lane_numbers = count(1) if lane_numbers is None else lane_numbers
@@ -149,6 +154,7 @@ class TcpTransport:
         if self._runner is not None:
             await self._runner
             self._mail.flush()
+        await asyncio.to_thread(self._loading.wait)
 
     def _greet(self, work: Coroutine[None, None, None]) -> None:
         assert self._work is not None
@@ -240,7 +246,7 @@ class TcpTransport:
         for stream in range(streams + 1):
             sock = socket.socket(family, kind, proto)
             sockets.append(sock)
-            _tune(sock)
+            tune(sock, str(where[0]))
             sock.setblocking(False)
             await self._loop.sock_connect(sock, where)
             await dial_in(sock, self._me, wanted=effect.peer, lane=token, streams=streams, stream=stream)
@@ -261,13 +267,13 @@ class TcpTransport:
                 self._log.warning("lane.refused", peer=str(address), code="no_capacity", error="too many handshakes")
                 continue
             self._handshakes += 1
-            self._greet(self._handshake(sock, str(address)))
+            self._greet(self._handshake(sock, address))
 
-    async def _handshake(self, sock: socket.socket, address: str) -> None:
-        kept = False
+    async def _handshake(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+        kept, address = False, str(peer)
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
-                _tune(sock)
+                tune(sock, peer[0])
                 hello = await let_in(sock, self._me)
                 refusal = self._refusal(hello)
                 if refusal is not None:
@@ -374,8 +380,9 @@ class TcpTransport:
             lane.close(PartyLost("the relay is stopping"))
 
     async def _streams(self, control: socket.socket, data: list[socket.socket], *, dialed: bool) -> Sequence[Stream]:
+        self._loading.start()
         if self._tls is None:
-            return [PlainStream(sock) for sock in data]
+            return [PlainStream(sock, self._loading) for sock in data]
         try:
             return await self._tls.secure(data, dialed=dialed, timeout_s=self._settings.handshake_timeout_s)
         except OSError:
@@ -391,9 +398,3 @@ class TcpTransport:
         await lane.finish()
         del self._lanes[lane.lane]
         self._log.info("lane.down", lane=lane.lane)
-
-
-def _tune(sock: socket.socket) -> None:
-    """Buffer sizes are the kernel's to choose: it grows them with the path, while a size that is set stays (ADR 4)."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

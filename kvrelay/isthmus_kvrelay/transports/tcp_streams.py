@@ -19,8 +19,8 @@ from isthmus_kvrelay.wire import (
     MAX_TRAIN_CHUNKS,
     FrameType,
     Header,
-    checksum,
     flow_digest,
+    seed_of,
 )
 from isthmus_shared.errors import IsthmusError, PartyLost, ProtocolViolation
 
@@ -88,7 +88,7 @@ def _send_all(ends: Ends, stream: Stream) -> None:
             sent = []
         if train and alive:
             try:
-                stream.send(_parts(ends, train))
+                _send_train(ends, stream, train)
             except OSError as error:
                 alive = False
                 ends.lost(ends.lane, PartyLost("the lane to a peer broke", why=str(error)))
@@ -117,28 +117,26 @@ def _next_train(jobs: SendQueue) -> tuple[list[SendChunk], bool]:
     return train, True
 
 
-def _parts(ends: Ends, train: list[SendChunk]) -> list[memoryview]:
+def _send_train(ends: Ends, stream: Stream, train: list[SendChunk]) -> None:
     digests = {key: flow_digest(key) for key in {job.key for job in train}}
+    headers = b"".join(_header(ends, job, digests[job.key]) for job in train)
+    front = Header(FrameType.TRAIN, len(headers), ends.me, ends.peer).encode()
     payloads = [ends.pool.view(job.out_of.slot, 0, job.size_bytes) for job in train]
-    headers = [_header(ends, job, digests[job.key], data) for job, data in zip(train, payloads, strict=True)]
-    if len(train) > 1:
-        size_bytes = HEADER_BYTES * len(train)
-        headers.insert(0, Header(FrameType.TRAIN, size_bytes, ends.me, ends.peer).encode())
-    return [memoryview(b"".join(headers)), *payloads]
+    seeds = [seed_of(flow=digests[job.key], chunk=job.chunk) for job in train] if ends.checksums else None
+    stream.send_train(front + headers, payloads, seeds)
 
 
-def _header(ends: Ends, job: SendChunk, flow: bytes, payload: memoryview) -> bytes:
+def _header(ends: Ends, job: SendChunk, flow: bytes) -> bytes:
     return Header(
         FrameType.CHUNK,
         job.size_bytes,
         ends.me,
         ends.peer,
-        checksum(payload, flow=flow, chunk=job.chunk) if ends.checksums else 0,
-        job.chunk,
-        job.into,
-        job.offset_bytes,
-        flow,
-        job.key.generation,
+        chunk=job.chunk,
+        into=job.into,
+        offset_bytes=job.offset_bytes,
+        flow=flow,
+        generation=job.key.generation,
     ).encode()
 
 
@@ -175,13 +173,10 @@ def _trains(ends: Ends, stream: Stream) -> Iterator[list[Header]]:
     heads = memoryview(bytearray(HEADER_BYTES * MAX_TRAIN_CHUNKS))
     limit = max(ends.pool.slot_bytes, len(heads))
     while stream.receive([head]):
-        first = _checked(ends, head, limit)
-        if first.type is FrameType.CHUNK:
-            yield [first]
-            continue
-        size = first.payload_bytes
-        if first.type is not FrameType.TRAIN or size % HEADER_BYTES or not 0 < size <= len(heads):
-            raise ProtocolViolation("a data stream carried what is neither a chunk nor a train of this lane")
+        front = _checked(ends, head, limit)
+        size = front.payload_bytes
+        if front.type is not FrameType.TRAIN or size % HEADER_BYTES or not 0 < size <= len(heads):
+            raise ProtocolViolation("a data stream carried what is no train of this lane")
         if not stream.receive([heads[:size]]):
             return
         train = [_checked(ends, heads[at : at + HEADER_BYTES], limit) for at in range(0, size, HEADER_BYTES)]
@@ -206,20 +201,21 @@ def _receive_train(ends: Ends, stream: Stream, headers: list[Header], scratch: m
         claim[1] if claim is not None else scratch[: header.payload_bytes]
         for header, claim in zip(headers, claims, strict=True)
     ]
-    if not stream.receive(views):
+    seeds = [seed_of(flow=header.flow, chunk=header.chunk) for header in headers] if ends.checksums else None
+    intact = stream.receive_train(views, seeds)
+    if intact is None:
         return None  # the claims stay until this thread has ended, then the lane reports their slots quiet
     events: list[Event] = []
-    for header, claim in zip(headers, claims, strict=True):
+    for claim, whole in zip(claims, intact, strict=True):
         if claim is None:
             ends.refused()
         else:
-            events.append(_landed(ends, header, *claim))
+            events.append(_landed(ends, claim[0], whole))
     return events
 
 
-def _landed(ends: Ends, header: Header, landing: Landing, view: memoryview) -> Event:
+def _landed(ends: Ends, landing: Landing, intact: bool) -> Event:
     expected = landing.expected
-    intact = not ends.checksums or checksum(view, flow=header.flow, chunk=header.chunk) == header.checksum
     if ends.landing.finish(landing):
         return ChunkLanded(ends.lane, expected.key, expected.chunk, expected.into, intact)
     return SlotQuiet(expected.into)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from isthmus_kvrelay.transports.stream import Seeds, receive_train, send_train
 from isthmus_shared.errors import ConfigInvalid
 
 SERVER_NAME = "isthmus-relay"
@@ -110,6 +111,12 @@ class TlsStream:
                     return False
                 done += got
         return True
+
+    def send_train(self, head: bytes, payloads: Sequence[memoryview], seeds: Seeds) -> None:
+        send_train(self, head, payloads, seeds)
+
+    def receive_train(self, views: Sequence[memoryview], seeds: Seeds) -> list[bool] | None:
+        return receive_train(self, views, seeds)
 
     def more_waits(self) -> bool:
         with self._lock:

@@ -27,6 +27,10 @@ class IngressConfig(ServiceConfig):
     api_keys: tuple[SecretStr, ...] = secret_field(
         default=(), description="Keys of which a client must send one (Authorization: Bearer …); none: everyone may"
     )
+    admin_keys: tuple[SecretStr, ...] = secret_field(
+        default=(),
+        description="Keys for the state that the page /ui shows; none: for everyone, unless API keys are set",
+    )
     request_timeout_s: float = Field(default=600.0, gt=0, le=86_400, description="One request, over all its attempts")
     attempts: int = Field(default=3, ge=1, le=16, description="Routes tried before a request fails")
     route_patience_s: float = Field(

@@ -36,7 +36,7 @@ from isthmus_shared.errors import IsthmusError, ProtocolViolation
 from isthmus_shared.ids import RequestId, TransferId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import Role
-from isthmus_shared.messages.route import RouteReply, RouteRequest
+from isthmus_shared.messages.route import Route, RouteReply, RouteRequest
 from isthmus_shared.messages.work import (
     Ack,
     Cancel,
@@ -90,6 +90,9 @@ class RunningSaga:
         self.saga, self.work = saga, work
         self._deps, self._outbox, self._index, self._on_end = deps, outbox, index, on_end
         self._loop = asyncio.get_running_loop()
+        self.begun_s = self._loop.time()
+        self.route: Route | None = None
+        """The latest."""
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -177,6 +180,7 @@ class RunningSaga:
         except IsthmusError as error:
             self.feed(RouteFailed(effect.generation, error))
             return
+        self.route = reply.route
         self.feed(Routed(effect.generation, reply.route))
 
     async def _submit(self, effect: Submit) -> None:

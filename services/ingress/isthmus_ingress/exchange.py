@@ -161,6 +161,9 @@ class Exchange:
         if self._first:
             self._first = False
             self._metrics.request_ttft_seconds.observe(now_s - self._received_s)
+            route = self._sagas[choice].route
+            if route is not None:
+                self._metrics.request_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
         if last_s is not None:
             self._metrics.request_itl_seconds.observe((now_s - last_s) / max(1, tokens))
         self._last_s[choice] = now_s

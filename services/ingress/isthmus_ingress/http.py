@@ -26,6 +26,7 @@ from isthmus_ingress.openai.errors import (
     error_headers,
     internal_error,
 )
+from isthmus_ingress.ui.pages import UiPages
 from isthmus_shared.errors import Cancelled, InvalidRequest, IsthmusError
 from isthmus_shared.ids import new_id
 from isthmus_shared.metrics import CONTENT_TYPE
@@ -47,6 +48,7 @@ class ApiApp:
         limits: HttpLimits,
         *,
         api_keys: Sequence[str],
+        ui: UiPages,
     ) -> None:
         self._frontend = frontend
         self._keys = [key.encode() for key in api_keys]
@@ -54,7 +56,7 @@ class ApiApp:
             "/v1/chat/completions": GenerateEndpoint(frontend, limits, chat=True),
             "/v1/completions": GenerateEndpoint(frontend, limits, chat=False),
         }
-        self._pages = _pages(_Pages(runtime, frontend, limits), sorted(self._generate))
+        self._pages = _pages(_Pages(runtime, frontend, limits), ui, sorted(self._generate))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,7 +97,7 @@ class ApiApp:
         return scheme.lower() == "bearer" and any(matches)
 
 
-def _pages(pages: _Pages, posted: Sequence[str]) -> Starlette:
+def _pages(pages: _Pages, ui: UiPages, posted: Sequence[str]) -> Starlette:
     routes = [
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
@@ -107,6 +109,7 @@ def _pages(pages: _Pages, posted: Sequence[str]) -> Starlette:
         Route("/version", pages.version),
         Route("/tokenize", pages.tokenize, methods=["POST"]),
         Route("/detokenize", pages.detokenize, methods=["POST"]),
+        *ui.routes,
         *(Route(path, pages.never, methods=["POST"]) for path in posted),
     ]
     handlers: dict[Any, Any] = {HTTPException: _http_error, IsthmusError: _isthmus_error, Exception: _bug}

@@ -42,6 +42,10 @@ class Hub:
     def running(self) -> int:
         return len(self._sagas)
 
+    @property
+    def sagas(self) -> tuple[RunningSaga, ...]:
+        return tuple(self._sagas.values())
+
     def add(self, saga: RunningSaga) -> None:
         self._sagas[saga.work.request_id] = saga
 

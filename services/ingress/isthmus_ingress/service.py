@@ -20,6 +20,8 @@ from isthmus_ingress.nats_door import NatsDoor
 from isthmus_ingress.prepare import Preparer
 from isthmus_ingress.roster import Roster
 from isthmus_ingress.text import ModelText, load_model_text
+from isthmus_ingress.ui.pages import UiPages
+from isthmus_ingress.ui.state import UiState
 from isthmus_shared.ids import IngressId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import IngressHeartbeat, ProcessState
@@ -96,7 +98,12 @@ class Ingress:
         config = self.config
         limits = HttpLimits(config.max_body_bytes, config.body_timeout_s, config.write_stall_s)
         keys = [key.get_secret_value() for key in config.api_keys]
-        app = ApiApp(self.runtime, frontend, limits, api_keys=keys)
+        ui = UiPages(
+            UiState(self.runtime.bus, self.hub, self.runtime.metrics),
+            admin_keys=[key.get_secret_value() for key in config.admin_keys],
+            clients_need_keys=bool(keys),
+        )
+        app = ApiApp(self.runtime, frontend, limits, api_keys=keys, ui=ui)
         with listen(config.host, config.port) as listener:
             host, port = listener.getsockname()[:2]
             self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

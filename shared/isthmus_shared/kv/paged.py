@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from isthmus_shared.kv.blocks import fits
 from isthmus_shared.kv.layout import KvLayout
 from isthmus_shared.kv.manifest import KvDtype
 from isthmus_shared.kv.views import LayerViews, views_of
@@ -37,9 +38,7 @@ class PagedKv:
         """Of each layer: one tensor that holds K and V, or K's and V's."""
         self.views = [self._views(tensors) for tensors in self.tensors]
         """Of each layer, in the cache's dtype, for gather and scatter of whole spans."""
-        # FP8 is indexed as bytes.
-        index = torch.uint8 if layout.dtype.is_fp8 else self.dtype
-        self._parts = [tuple(part.view(index) for part in views.parts) for views in self.views]
+        self._parts = [tuple(self._indexable(part) for part in views.parts) for views in self.views]
 
     def _views(self, tensors: tuple[Tensor, ...]) -> LayerViews:
         raw = tensors[0] if len(tensors) == 1 else (tensors[0], tensors[1])
@@ -57,26 +56,34 @@ class PagedKv:
         """Write k, v [tokens, kv_heads, head_dim] (any float dtype; rounded to the cache's) to `slots` [tokens]."""
         for part, values in zip(self._parts[layer], (k, v), strict=True):
             rows = self._encode(values)
-            part[self._places(part, slots)] = rows.view(len(rows), *part.shape[3:])
+            part[self._places(part, slots)] = rows.view(part.dtype).view(len(rows), *part.shape[3:])
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Contiguous copies (k, v) of `slots` [...]: each [..., kv_heads, head_dim], in fp32 if the cache is FP8, else
         in the cache's dtype."""
         shape = (*slots.shape, self.kv_heads, self.head_dim)
-        k, v = (self._decode(part[self._places(part, slots)]).reshape(shape) for part in self._parts[layer])
+        k, v = (self._decode(part[self._places(part, slots)], shape) for part in self._parts[layer])
         return k, v
 
-    def _encode(self, values: Tensor) -> Tensor:
-        if not self.layout.dtype.is_fp8:
-            return values.to(self.dtype).contiguous()
-        largest = FP8_LARGEST[self.layout.dtype]
-        scaled = (values.float() / self.layout.fp8_scale).clamp(-largest, largest)
-        return scaled.to(self.dtype).contiguous().view(torch.uint8)
+    def _indexable(self, part: Tensor) -> Tensor:
+        """The same memory in elements that indexing moves quickest: the widest that lie in one piece, else bytes."""
+        inner = part.squeeze(5)
+        if inner.stride(-1) == 1 and fits(inner, 8):
+            wide = inner.view(torch.int64)
+            return wide if part.shape[5] > 1 else wide.unsqueeze(5)
+        return part.view(torch.uint8) if self.layout.dtype.is_fp8 else part
 
-    def _decode(self, rows: Tensor) -> Tensor:
+    def _encode(self, values: Tensor) -> Tensor:
+        """[tokens, row elements] in the cache's dtype."""
+        rows = values.reshape(len(values), self.kv_heads * self.head_dim)
         if not self.layout.dtype.is_fp8:
-            return rows
-        return rows.view(self.dtype).float() * self.layout.fp8_scale
+            return rows.to(self.dtype)
+        largest = FP8_LARGEST[self.layout.dtype]
+        return (rows.float() / self.layout.fp8_scale).clamp(-largest, largest).to(self.dtype)
+
+    def _decode(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        rows = rows.flatten(-3).view(self.dtype).view(shape)
+        return rows.float() * self.layout.fp8_scale if self.layout.dtype.is_fp8 else rows
 
     def _places(self, part: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         size, run = self.layout.block_tokens, part.shape[2]

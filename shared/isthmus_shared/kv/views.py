@@ -17,13 +17,21 @@ import torch
 from torch import Tensor
 
 from isthmus_shared.errors import ConfigInvalid
+from isthmus_shared.kv.blocks import gather_blocks, scatter_blocks
 from isthmus_shared.kv.form import Axes, CacheForm, run_elements
 
 _ORDER = "bnmhdx"
 """Axes of a view: blocks, tokens of a block in runs, heads, head dim in runs. Most forms have runs of one."""
 
-Copy = Callable[[Tensor, Tensor], None]
-"""copy(cache, staging): two tensors of one shape."""
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From cache to staging, or back."""
+
+    copy: Callable[[Tensor, Tensor], None]
+    """copy(cache, staging): two tensors of one shape."""
+    blocks: Callable[[Tensor, Tensor, Tensor], None]
+    """blocks(part, block ids, staging)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +116,11 @@ def _view(raw: Tensor, form: CacheForm, axes: Axes, known: dict[str, int], part:
         letters = letters.replace("p", "")
     ones = [index for index, letter in enumerate(letters) if letter == "1"]
     view, letters = view.squeeze(ones) if ones else view, letters.replace("1", "")
-    for letter in _ORDER:
+    view = view.permute([letters.index(letter) for letter in _ORDER if letter in letters])
+    for index, letter in enumerate(_ORDER):
         if letter not in letters:
-            view, letters = view.unsqueeze(-1), letters + letter
-    return view.permute([letters.index(letter) for letter in _ORDER])
+            view = view.unsqueeze(index)
+    return view
 
 
 def _flatten(raw: Tensor, form: CacheForm, start: int) -> Tensor:
@@ -150,32 +159,32 @@ def gather(views: LayerViews, block_table: Tensor, token_start: int, token_end: 
     `block_table` (int64 [≥ blocks of those tokens], on the CPU) is the sequence's, from its token 0. `staging` has the
     cache's dtype and any strides, on the CPU or the cache's device.
     """
-    _copy_all(views, block_table, token_start, token_end, staging, _to_staging)
+    _copy_all(views, block_table, token_start, token_end, staging, _GATHER)
 
 
 def scatter(
     views: LayerViews, block_table: Tensor, token_start: int, token_end: int, staging: Sequence[Tensor]
 ) -> None:
     """The way back: `staging` as for `gather`; it is only read."""
-    _copy_all(views, block_table, token_start, token_end, staging, _to_cache)
+    _copy_all(views, block_table, token_start, token_end, staging, _SCATTER)
 
 
 def _copy_all(
-    views: LayerViews, table: Tensor, token_start: int, token_end: int, staging: Sequence[Tensor], copy: Copy
+    views: LayerViews, table: Tensor, token_start: int, token_end: int, staging: Sequence[Tensor], way: Way
 ) -> None:
     assert len(staging) == len(views.parts), f"{len(staging)} tensors for {len(views.parts)} parts"
     for part, place in zip(views.parts, staging, strict=True):
-        _copy_part(part, table, token_start, token_end, place, copy)
+        _copy_part(part, table, token_start, token_end, place, way)
 
 
 def gather_part(part: Tensor, block_table: Tensor, token_start: int, token_end: int, place: Tensor) -> None:
     """`gather` of one part of `LayerViews`."""
-    _copy_part(part, block_table, token_start, token_end, place, _to_staging)
+    _copy_part(part, block_table, token_start, token_end, place, _GATHER)
 
 
 def scatter_part(part: Tensor, block_table: Tensor, token_start: int, token_end: int, place: Tensor) -> None:
     """`scatter` of one part of `LayerViews`."""
-    _copy_part(part, block_table, token_start, token_end, place, _to_cache)
+    _copy_part(part, block_table, token_start, token_end, place, _SCATTER)
 
 
 def row_shape(part: Tensor) -> tuple[int, int]:
@@ -191,41 +200,36 @@ def _to_cache(cache: Tensor, staging: Tensor) -> None:
     cache.copy_(staging, non_blocking=True)
 
 
-def _copy_part(part: Tensor, table: Tensor, token_start: int, token_end: int, place: Tensor, copy: Copy) -> None:
-    """Whole blocks by runs of neighbouring ids, blocks of which only some tokens are wanted one by one."""
+_GATHER = Way(_to_staging, gather_blocks)
+_SCATTER = Way(_to_cache, scatter_blocks)
+
+
+def _copy_part(part: Tensor, table: Tensor, token_start: int, token_end: int, place: Tensor, way: Way) -> None:
+    """The whole blocks at once, and at either end the block of which only some tokens are wanted."""
     shape = (token_end - token_start, *row_shape(part))
     assert tuple(place.shape) == shape, f"staging of {tuple(place.shape)} for {shape}"
     assert place.dtype == part.dtype, f"staging of {place.dtype} for a cache of {part.dtype}"
     size = part.shape[1] * part.shape[2]
-    first, last = token_start // size, -(-token_end // size)
-    ids = table[first:last].tolist()
-    assert len(ids) == last - first, f"a table of {len(table)} blocks for token {token_end}"
-    index = 0
-    while index < len(ids):
-        begin = (first + index) * size
-        if begin < token_start or begin + size > token_end:
-            start, end = max(begin, token_start), min(begin + size, token_end)
-            rows = place[start - token_start : end - token_start]
-            _copy_tokens(part[ids[index]], start - begin, end - begin, rows, copy)
-            index += 1
-            continue
-        stop = _run(ids, index, (token_end // size) - first)
-        blocks = part[ids[index] : ids[index] + stop - index]
-        rows = place.narrow(0, begin - token_start, (stop - index) * size)
-        copy(blocks, torch.unflatten(torch.unflatten(rows, 2, part.shape[4:]), 0, (stop - index, *part.shape[1:3])))
-        index = stop
+    assert token_end <= len(table) * size, f"a table of {len(table)} blocks for token {token_end}"
+    ids = table[token_start // size : -(-token_end // size)]
+    assert 0 <= int(ids.min()) <= int(ids.max()) < part.shape[0], f"blocks {ids.tolist()} of {part.shape[0]}"
+    first, last = -(-token_start // size), token_end // size
+    if token_start < first * size:
+        block = first - 1
+        end = min(token_end, first * size)
+        _copy_tokens(part[int(table[block])], token_start - block * size, end - block * size, place, way.copy)
+    if first < last:
+        rows = place.narrow(0, first * size - token_start, (last - first) * size)
+        rows = torch.unflatten(torch.unflatten(rows, 2, part.shape[4:]), 0, (last - first, *part.shape[1:3]))
+        way.blocks(part, table[first:last], rows)
+    if last * size < token_end and last >= first:
+        rows = place[last * size - token_start :] if last * size > token_start else place
+        start = max(token_start, last * size) - last * size
+        _copy_tokens(part[int(table[last])], start, token_end - last * size, rows, way.copy)
 
 
-def _run(ids: list[int], index: int, limit: int) -> int:
-    """The end of the run of neighbouring ids that begins at `index`."""
-    stop = index + 1
-    while stop < limit and ids[stop] == ids[stop - 1] + 1:
-        stop += 1
-    return stop
-
-
-def _copy_tokens(block: Tensor, start: int, end: int, rows: Tensor, copy: Copy) -> None:
-    """Tokens `start … end − 1` of one block [n, m, heads, d, x]; rows [end − start, heads, head_dim]."""
+def _copy_tokens(block: Tensor, start: int, end: int, rows: Tensor, copy: Callable[[Tensor, Tensor], None]) -> None:
+    """Tokens `start … end − 1` of one block [n, m, heads, d, x]; rows [≥ end − start, heads, head_dim]."""
     run = block.shape[1]
     rows = torch.unflatten(rows, 2, block.shape[3:])
     while start < end:

@@ -252,7 +252,9 @@ async def test_a_chunk_without_credit_is_dropped_and_counted_and_the_lane_lives(
         mine, theirs = wire.incarnation_digest(me.incarnation), wire.incarnation_digest(a.ref.incarnation)
         payload = bytes(SLOT_BYTES)
         header = wire.Header(wire.FrameType.CHUNK, len(payload), mine, theirs, into=SlotUse(3, 1), generation=1)
-        await asyncio.get_running_loop().sock_sendall(socks[1], header.encode() + payload)
+        train = wire.Header(wire.FrameType.TRAIN, wire.HEADER_BYTES, mine, theirs)
+        tail = bytes(wire.CHECKSUM_BYTES)
+        await asyncio.get_running_loop().sock_sendall(socks[1], train.encode() + header.encode() + payload + tail)
         await eventually(lambda: a.daemon.uncredited_chunks == 1)
         assert a.daemon.stats().lanes == 1
         await asyncio.get_running_loop().sock_sendall(socks[1], b"nonsense" * 20)
@@ -260,6 +262,36 @@ async def test_a_chunk_without_credit_is_dropped_and_counted_and_the_lane_lives(
         for sock in socks:
             sock.close()
         assert a.at_rest()
+
+
+@pytest.mark.parametrize(("source_compiled", "target_compiled"), [(True, True), (True, False), (False, True)])
+async def test_relays_with_and_without_compiled_loops_understand_each_other(
+    tmp_path: Path, source_compiled: bool, target_compiled: bool
+) -> None:
+    seen = LogCapture()
+    log = structlog.wrap_logger(structlog.PrintLogger(), processors=[seen])
+    async with (
+        running(daemon_settings(tmp_path, "a", tcp={"compiled": source_compiled}), log) as a,
+        running(daemon_settings(tmp_path, "b", tcp={"compiled": target_compiled}), log) as b,
+        client_of(a) as producer,
+        client_of(b) as consumer,
+    ):
+
+        def loaded() -> bool:
+            there = sum(entry["event"] == "relay.compiled_loops" for entry in seen.entries)
+            return there == source_compiled + target_compiled
+
+        for attempt in range(3):  # the first while the loops are still being loaded
+            transfer = new_transfer()
+            sink = await producer.open_sink(transfer, G1, manifest_of(SIZE), deadline_s=30, wait_s=1)
+            write(sink, pattern(SIZE, attempt))
+            sink.seal()
+            source = await consumer.open_source(ticket_for(a.ref, transfer, SIZE), deadline_s=30)
+            await source.ready()
+            assert read(source) == pattern(SIZE, attempt)
+            source.release()
+            await eventually(loaded)
+        await eventually(lambda: a.at_rest() and b.at_rest())
 
 
 async def test_no_thread_and_no_descriptor_is_left(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import msgpack
 import xxhash
 
-from isthmus_kvrelay import control, wire
+from isthmus_kvrelay import control, hot, wire
 from isthmus_kvrelay.core import events as ev
 from isthmus_kvrelay.core.events import ClientId, ExpectChunk, LaneId, SlotUse
 from isthmus_kvrelay.core.relay import RelayCore
@@ -69,20 +69,13 @@ Payload = dict[str, Any]
 def client_words(random: Random) -> Payload:
     key = random.choice(KEYS)
     names = {"transfer_id": key.transfer_id, "generation": key.generation}
-    relay = {"node_id": "n", "incarnation": "peer", "address": "127.0.0.1:1"}
-    indices = control.pack_indices(tuple(random.randrange(4) for _ in range(random.randrange(4))))
     cancelled = {"code": "cancelled", "what": "x"}
     size, seconds = random.randrange(5 * SLOT_BYTES), random.choice([1.0, 60.0])
-    pull = random.randint(1, 3)
     return random.choice(
         [
             names | {"kind": "open_sink", "total_bytes": size, "manifest": "m", "deadline_s": seconds, "wait_s": 1.0},
-            names | {"kind": "filled", "chunks": indices},
             names | {"kind": "seal"},
             names | {"kind": "sink_quiet"},
-            names
-            | {"kind": "open_source", "source": relay, "total_bytes": size, "manifest": "m", "deadline_s": seconds}
-            | {"pull": pull, "kv_tokens": random.randrange(100)},
             names | {"kind": "release", "consumed": random.random() < 0.5},
             names | {"kind": "abort", "fault": cancelled},
             {"kind": "step", "step_s": 0.02, "kv_blocks_free": random.randrange(9), "kv_block_tokens": 16},
@@ -103,7 +96,6 @@ def lane_words(random: Random) -> Payload:
     return random.choice(
         [
             names | {"kind": "pull"},
-            names | {"kind": "eager_pull", "packed": grants} | opened,
             names | {"kind": "declined"},
             names | {"kind": "opened"} | opened,
             names | {"kind": "credit", "packed": grants},
@@ -118,7 +110,27 @@ def lane_words(random: Random) -> Payload:
     )
 
 
-def bent(random: Random, words: Payload) -> bytes:
+def client_frame(random: Random) -> bytes:
+    """One of those that are packed by hand."""
+    key = random.choice(KEYS)
+    if random.random() < 0.5:
+        indices = tuple(random.randrange(4) for _ in range(random.randrange(4)))
+        return hot.FilledNotice(*key, control.pack_indices(indices)).packed()
+    size, seconds, pull = random.randrange(5 * SLOT_BYTES), random.choice([1.0, 60.0, 0.0, float("nan")]), 1
+    peer = "127.0.0.1:1", size, "m", seconds, random.choice([pull, 2, 3]), random.randrange(100)
+    return hot.OpenSourceRequest(*key, Incarnation(random.choice(["peer", "me"])), *peer).packed()
+
+
+def lane_frame(random: Random) -> bytes:
+    """One of those that are packed by hand."""
+    grants = tuple(
+        ev.Grant(random.randrange(5), SlotUse(random.randrange(SLOTS), 1)) for _ in range(random.randrange(4))
+    )
+    sizes = random.randrange(5 * SLOT_BYTES), random.choice([SLOT_BYTES, SLOT_BYTES, 1, 0])
+    return hot.EagerPull(random.choice(KEYS), random.randint(1, 3), ev.Offer(*sizes, "m", grants)).packed()
+
+
+def bent(random: Random, words: Payload, frame: bytes) -> bytes:
     """Mostly well-formed; else with a field wrong, missing or too many, or with bytes flipped, cut or doubled."""
     if random.random() < 0.3 and words:
         words = dict(words)
@@ -130,7 +142,7 @@ def bent(random: Random, words: Payload) -> bytes:
                 del words[name]
             case _:
                 words[random.choice(["x", "pull", "kind", "fault"])] = random.choice(WORDS)
-    data = bytearray(msgpack.packb(words))
+    data = bytearray(frame if random.random() < 0.3 else msgpack.packb(words))
     if random.random() < 0.2:
         for _ in range(random.randint(1, 4)):
             data[random.randrange(len(data))] = random.randrange(256)
@@ -160,12 +172,12 @@ def both_sides(random: Random) -> None:
         now_s += random.choice([0.0, 0.01, 2.0])
         try:
             if random.random() < 0.5:
-                data = prefixed(bent(random, client_words(random)))
+                data = prefixed(bent(random, client_words(random), client_frame(random)))
                 said = [
                     event_from_client(CLIENT, control.decode_from_client(p)) for p in frames.feed(spoilt(random, data))
                 ]
             else:
-                payload = bent(random, lane_words(random))
+                payload = bent(random, lane_words(random), lane_frame(random))
                 header = wire.Header(wire.FrameType.CONTROL, len(payload), PEER, ME, xxhash.xxh3_64_intdigest(payload))
                 data = header.encode() + payload
                 said = [event_of(LANE, message) for message in stream.feed(spoilt(random, data))]

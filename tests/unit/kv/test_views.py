@@ -178,3 +178,15 @@ def test_a_tensor_of_another_form_is_refused(raw: Tensor, form: CacheForm, named
     with pytest.raises(ConfigInvalid) as refused:
         views_of(raw, form, block_tokens=N, kv_heads=H, head_dim=D)
     assert named in refused.value.text
+
+
+@pytest.mark.parametrize("table", [[0, -1, 2], [0, 1, B], [B + 3, 0, 1]])
+@pytest.mark.parametrize("way", [gather, scatter])
+def test_a_block_that_is_not_there_is_neither_read_nor_written(
+    case: tuple[LayerViews, Tensor, Place], table: list[int], way: Callable[..., None]
+) -> None:
+    views, raw, _ = case
+    before = raw.clone()
+    with pytest.raises(AssertionError, match="blocks"):
+        way(views, torch.tensor(table), 0, 3 * N, empty(0, 3 * N))
+    assert torch.equal(raw, before)

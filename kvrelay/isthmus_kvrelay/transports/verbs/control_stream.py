@@ -90,7 +90,7 @@ class ControlStream(asyncio.Protocol):
         self.write(wire.Ping())
         self._timer = self._loop.call_later(self._liveness.ping_interval_s, self._ping)
 
-    def write(self, message: BaseModel) -> None:
+    def write(self, message: BaseModel | wire.EagerPull) -> None:
         if self._over or self._transport is None:
             return
         self._transport.write(wire.encode_control(message, sender=self._me, receiver=self._peer))

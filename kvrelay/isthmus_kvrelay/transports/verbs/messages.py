@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from isthmus_kvrelay.framing import Count, Frame
 from isthmus_kvrelay.transports.verbs.binding import QpAddress
-from isthmus_kvrelay.wire import HEADER_BYTES, LaneMessage
+from isthmus_kvrelay.wire import HEADER_BYTES, ColdMessage
 from isthmus_shared.errors import Fault
 
 MAX_RAILS = 8
@@ -97,5 +97,5 @@ class Receives(_OfRail):
 
 
 VerbsMessage = RailOffer | RailAnswer | RailRefused | RailUp | RailDown | Receives
-AnyMessage = LaneMessage | VerbsMessage
+AnyMessage = ColdMessage | VerbsMessage
 ADAPTER: TypeAdapter[AnyMessage] = TypeAdapter(Annotated[AnyMessage, Field(discriminator="kind")])

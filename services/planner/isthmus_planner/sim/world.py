@@ -47,7 +47,7 @@ NODE = _record(
         "steps"
     ),
     f=(
-        "p_base p_token p_pair p_floor p_extra b c over link kv_bytes stall stall_token share_per_rate "
+        "receive_pair p_base p_token p_pair p_floor p_extra b c over link kv_bytes stall stall_token share_per_rate "
         "queue_descriptor_bytes queue_retry interference posting_rate "
         "queue_work since assigned_tokens tokens "
         "run_at run_work run_steps run_counted run_stall run_begin speed share step_end "

@@ -27,7 +27,7 @@ from isthmus_shared.ids import RequestId
 from isthmus_shared.kv.canonical import CanonicalIndex, KvPart
 from isthmus_shared.kv.layout import KvLayout
 from isthmus_shared.kv.paged import PagedKv
-from isthmus_shared.kv.shape import KvShape, group_layers
+from isthmus_shared.kv.shape import KvShape, group_layers, scaled
 from isthmus_shared.kv.staging import gather_rows, scatter_rows
 from isthmus_shared.kv.views import row_shape, scatter_part
 from isthmus_shared.messages.work import SamplingParams
@@ -61,10 +61,11 @@ class ReferenceRunner:
     def _load_model(self) -> RunnerInfo:
         torch.set_num_threads(self._config.threads)
         config = read_model_config(self._folder)
+        groups = group_layers(config.windows, kv_heads=config.kv_heads, head_dim=config.head_dim)
         self._shape = KvShape(
             model_fingerprint=model_fingerprint(self._folder),
             dtype=self._layout.dtype,
-            groups=group_layers(config.windows, kv_heads=config.kv_heads, head_dim=config.head_dim),
+            groups=scaled(groups, self._layout.fp8_scale) if self._layout.dtype.is_fp8 else groups,
         )
         block_bytes = self._shape.token_bytes * self._layout.block_tokens
         blocks = self._config.kv_blocks or max(1, self._config.kv_cache_bytes // block_bytes)
@@ -144,12 +145,14 @@ class ReferenceRunner:
         sequence, source = work.sequence, work.sequence.request.kv_load
         assert source is not None, "it loads"
         index, table = self._index(sequence), torch.tensor(work.block_table)
+        theirs, own = sequence.request.kv_manifest, self._layout.dtype
+        flavours = None if theirs is None or not own.is_fp8 else (theirs.dtype, own)
         try:
             for layer in index.layers:
                 for part, cache in zip(index.parts(layer), self._kv.views[layer].parts, strict=True):
                     span = index.whole(layer, part)
                     memory = source.map(span.offset_bytes, span.size_bytes)
-                    scatter_rows(cache, table, span.token_start, span.token_end, memory)
+                    scatter_rows(cache, table, span.token_start, span.token_end, memory, flavours=flavours)
                     if span.token_start:
                         zeros = torch.zeros((span.token_start, *row_shape(cache)), dtype=cache.dtype)
                         scatter_part(cache, table, 0, span.token_start, zeros)

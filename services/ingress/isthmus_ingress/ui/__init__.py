@@ -1,0 +1,1 @@
+"""The operator's page: `pages` serves its files, `state` what it shows."""
