@@ -204,6 +204,29 @@ def test_aggregated_is_recommended_plainly_where_it_is_better(tmp_path: Path) ->
     assert all(node.relay is None for node in made.nodes)
 
 
+@pytest.mark.parametrize(("isl", "osl", "count"), [(1, 1, 1), (1, 1_000_000, 1), (100_000, 2, 1), (1024, 1024, 4096)])
+def test_extreme_but_possible_requests_get_a_plan(tmp_path: Path, isl: int, osl: int, count: int) -> None:
+    asked = {"model": "gpt-oss-120b", "requests": [{"isl_tokens": isl, "osl_tokens": osl}]}
+    found = run(tmp_path, {"nodes": [{**each, "count": count} for each in CLUSTER["nodes"]]}, asked, "--json")
+    assert found.exit_code == 0, found.output
+    plan = json.loads(found.stdout)
+    assert plan["recommended"]["requests_per_s"]["p50"] > 0
+    assert (plan["recommended"]["simulated"] is None) == (count == 4096)
+
+
+def test_what_must_be_served_is_served_by_the_cheapest_servers_or_said_to_be_too_much(tmp_path: Path) -> None:
+    many = {"nodes": [{**each, "count": 6} for each in CLUSTER["nodes"]]}
+    enough = run(tmp_path, many, workload(objective="price", requests_per_s=20), "--json")
+    assert enough.exit_code == 0, enough.output
+    plan = json.loads(enough.stdout)
+    assert plan["recommended"]["requests_per_s"]["p50"] >= 20 * (1 - 1e-6)
+    whole = run(tmp_path, many, workload(objective="throughput"), "--json")
+    assert plan["recommended"]["usd_per_h"] < json.loads(whole.stdout)["recommended"]["usd_per_h"]
+    too_much = run(tmp_path, many, workload(objective="price", requests_per_s=1e9))
+    assert too_much.exit_code == 0
+    assert "of the 1e+09 requests per second that are wanted" in " ".join(too_much.stdout.split())
+
+
 def test_a_plan_that_one_machine_cannot_rehearse_says_so(tmp_path: Path) -> None:
     found = run(tmp_path, cluster(count=80), WORKLOAD, "--cluster", str(tmp_path / "up.yaml"))
     assert found.exit_code == 2
