@@ -17,7 +17,7 @@ from isthmus_kvrelay.core.pacer import Pacer
 from isthmus_kvrelay.core.staging import Pin
 
 CHUNK_COST_US = 500.0
-"""Until it is measured: 1 MiB received and checksummed at half a CPU second per GB."""
+"""Until it is measured: 2 MiB received and checksummed at a quarter of a CPU second per GB."""
 BATCH_SHARE = 8
 """A lane's work requests are granted when an eighth of them is free: a frame for many chunks, not one for each."""
 STEP_STALE_STEPS = 10

@@ -14,6 +14,7 @@ MIB = 1024 * 1024
 class EngineKind(StrEnum):
     REFERENCE = "reference"
     SIM = "sim"
+    VLLM = "vllm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class EngineConfig(BaseModel):
 
     kind: EngineKind
     model_path: Path | None = None
-    """A Hugging Face folder; needed by `reference`."""
+    """A Hugging Face folder; needed by `reference` and `vllm`, for which it may also be a Hugging Face name."""
     model_name: str = Field(min_length=1)
     """The name under which it is served."""
     kv_layout: str = "nhd:16:fp32"
@@ -64,3 +65,5 @@ class EngineConfig(BaseModel):
     max_model_len_tokens: int | None = Field(default=None, gt=1)
     """Lower than the model's own, if given."""
     sim: SimConfig = SimConfig()
+    vllm_args: str = ""
+    """Arguments of vLLM's engine; see `engines.vllm.arguments`."""
