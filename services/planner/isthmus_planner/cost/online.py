@@ -69,8 +69,15 @@ class LiveCosts:
     decode_seen: int
     """Steps with decoding sequences that it rests on, since the start."""
     prefill_seen: int
+    chunk_tokens: int
+    """Most prompt tokens that a step has had; a longer prompt takes several."""
     spread: float
     """p90 over p50 of a step."""
+
+    def prefill_s(self, tokens: float, sequences: float, kv_tokens: float) -> float:
+        """Of so many prompt tokens, in steps that also decode `sequences` with `kv_tokens` in the cache."""
+        steps = math.ceil(tokens / max(self.chunk_tokens, 1))
+        return steps * self.costs.step_s(sequences, kv_tokens) + tokens * self.costs.per_prefill_token_s
 
 
 class StepEstimator:
@@ -86,7 +93,7 @@ class StepEstimator:
         self._scatter = NOISE
         self._in_a_row = 0
         self._to_believe = WARM_OBSERVATIONS
-        self._decode_seen = self._prefill_seen = 0
+        self._decode_seen = self._prefill_seen = self._chunk_tokens = self._seen = 0
 
     @property
     def live(self) -> LiveCosts:
@@ -95,8 +102,14 @@ class StepEstimator:
             StepCosts(base_s, sequence_s, kv_s, prefill_s),
             decode_seen=self._decode_seen,
             prefill_seen=self._prefill_seen,
+            chunk_tokens=self._chunk_tokens,
             spread=math.exp(1.6 * min(self._scatter, 1.0)),  # |residual| averages 0.8 σ; p90 lies at 1.28 σ
         )
+
+    @property
+    def seen(self) -> int:
+        """Steps learned from."""
+        return self._seen
 
     def observe(self, seen: StepObservation) -> bool:
         """Learns from a step. False: it was taken for an outlier, or is no measurement at all."""
@@ -108,8 +121,10 @@ class StepEstimator:
         residual = math.log(seen.step_s / expected_s)
         if self._is_outlier(residual):
             return False
+        self._seen += 1
         self._decode_seen += seen.decode_sequences > 0
         self._prefill_seen += seen.prefill_tokens > 0
+        self._chunk_tokens = max(self._chunk_tokens, seen.prefill_tokens)
         self._scatter += SCATTER_SHARE * (min(abs(residual), 1.0) - self._scatter)
         # In units of the time that was seen: an expectation far too high or low would weigh wrongly.
         self._learn([part / seen.step_s for part in parts])
