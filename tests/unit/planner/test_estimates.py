@@ -77,7 +77,9 @@ def test_predictions_come_from_the_steps_that_a_worker_tells() -> None:
     at = side(estimates, now, Pending(prefill_tokens=24, sequences=2, kv_blocks=50))
     found = predict(at, at, 512, DEFAULTS)
     kv = 250 * 16
-    assert found.itl_p50_s == pytest.approx(TRUTH.step_s(7 + 2 + 1, kv + 512), rel=0.05)
+    assert found.itl_p50_s == pytest.approx(TRUTH.step_s(7 + 2 + 1, kv + 512), rel=0.02)
+    longer = predict(at, at, 8000, DEFAULTS)
+    assert longer.itl_p50_s - found.itl_p50_s == pytest.approx((8000 - 512) * TRUTH.per_kv_token_s, rel=0.1)
     steps = 4 + 2  # 1,024 queued tokens and 512 of its own, in chunks of 256
     expected_s = steps * TRUTH.step_s(7, kv) + 1536 * TRUTH.per_prefill_token_s
     assert found.ttft_p50_s == pytest.approx(expected_s, rel=0.05)
