@@ -266,7 +266,9 @@ async def test_a_chunk_without_credit_is_dropped_and_counted_and_the_lane_lives(
 
 @pytest.mark.parametrize("size", [0, SLOT_BYTES + 1])
 async def test_a_chunk_that_no_slot_can_hold_closes_the_lane(tmp_path: Path, size: int) -> None:
-    async with running(daemon_settings(tmp_path, "a")) as a:
+    seen = LogCapture()
+    log = structlog.wrap_logger(structlog.PrintLogger(), processors=[seen])
+    async with running(daemon_settings(tmp_path, "a"), log) as a:
         me, token = Identity(Incarnation("peer"), SECRET), os.urandom(NONCE_BYTES)
         socks = [await connect(a.ref.address) for _ in range(2)]
         for stream, sock in enumerate(socks):
@@ -277,6 +279,7 @@ async def test_a_chunk_that_no_slot_can_hold_closes_the_lane(tmp_path: Path, siz
         train = wire.Header(wire.FrameType.TRAIN, wire.HEADER_BYTES, mine, theirs)
         await asyncio.get_running_loop().sock_sendall(socks[1], train.encode() + header.encode())
         await eventually(lambda: a.daemon.stats().lanes == 0, what="the peer to be closed")
+        assert [each["code"] for each in seen.entries if each["event"] == "lane.closing"] == ["protocol_violation"]
         for sock in socks:
             sock.close()
 
