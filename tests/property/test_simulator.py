@@ -27,6 +27,9 @@ from isthmus_planner.sim.trace_batch import TraceBatch
 from isthmus_planner.sim.workload import FromTrace, Stream
 from isthmus_testing.stepwise import Request, StepwiseSimulator
 
+pytestmark = pytest.mark.timeout(900)
+"""The first simulation in a checkout compiles for some twenty CPU seconds."""
+
 # Odd figures, so that no two events fall on one instant by accident and are taken in another order.
 seconds = st.floats(0.001, 0.0997).map(lambda value: value * 1.000731)
 
@@ -52,7 +55,7 @@ def node(draw: st.DrawFn, name: str, role: Role) -> Node:
         staging_tokens=draw(st.sampled_from([None, 150, 400])),
         transfer_stall=draw(st.sampled_from([None, TransferStall(0.0123, 1.1e-5)])),
         descriptor_posting=draw(st.sampled_from([None, DescriptorPosting(2.3e-4, 3000.0, 1, 1.7e-7)])),
-        resident_kv=draw(st.sampled_from([None, ResidentKv(3.1e-5, 177.0)])),
+        resident_kv=draw(st.sampled_from([None, ResidentKv(3.1e-5, 177.0), ResidentKv(3.1e-5, 177.0, 4.3e-7)])),
         nic_queue=draw(st.sampled_from([None, NicQueue(9, 0.0217, 7000.0)])),
         interference=draw(st.sampled_from([0.0, 0.31, -0.2])),
     )

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from isthmus_testing.relay import daemon_settings, running
 from isthmus_testing.tiny_checkpoints import Family, write_tiny_checkpoint
-from isthmus_testing.vllm_engines import Answer, Engine, connected, engine_host, vllm_missing
+from isthmus_testing.vllm_engines import (
+    MIB,
+    TOKENS,
+    Answer,
+    Engine,
+    arguments,
+    assert_same,
+    at_rest,
+    connected,
+    crossing,
+    engine_host,
+    prompt_of,
+    vllm_missing,
+)
 
 pytestmark = [
     pytest.mark.skipif(vllm_missing() is not None, reason=str(vllm_missing())),
@@ -22,33 +32,14 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-TOKENS = 24
-LOGPROB_TOLERANCE = 1e-3
-MIB = 1 << 20
-
 
 @dataclass(frozen=True)
 class Trio:
     prefill: Engine
     decode: Engine
     whole: Engine
-    prefill_block: int
     decode_block: int
-
-
-def arguments(model: Path, **more: Any) -> dict[str, Any]:
-    return {
-        "model": str(model),
-        "dtype": "float32",
-        "max_model_len": 1024,
-        "enforce_eager": True,
-        "seed": 0,
-        "max_num_seqs": 32,
-        "max_num_batched_tokens": 256,
-        "kv_cache_memory_bytes": 48 * MIB,
-        "disable_log_stats": True,
-        **more,
-    }
+    free_blocks: tuple[int, int]
 
 
 CASES = {
@@ -69,33 +60,19 @@ async def trio(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     relays = [daemon_settings(folder, name, total_slots=64, slot_bytes=MIB) for name in ("a", "b")]
     async with running(relays[0]) as near, running(relays[1]) as far, engine_host(folder) as host:
         sockets = [node.daemon.settings.socket for node in (near, far)]
-        yield Trio(
+        engines = [
+            await host.engine(**arguments(model, kv_transfer_config=connected("kv_producer", sockets[0]), **prefill)),
             await host.engine(
-                core=0, kv_transfer_config=connected("kv_producer", sockets[0]), **{**arguments(model), **prefill}
+                core=1, **arguments(model, kv_transfer_config=connected("kv_consumer", sockets[1]), **decode)
             ),
-            await host.engine(
-                core=1, kv_transfer_config=connected("kv_consumer", sockets[1]), **{**arguments(model), **decode}
-            ),
-            await host.engine(core=0, **{**arguments(model), **prefill}),
-            prefill.get("block_size", 16),
-            decode.get("block_size", 16),
-        )
-
-
-def prompt_of(tokens: int, seed: int) -> list[int]:
-    draw = random.Random(seed * 7919 + tokens)
-    return [draw.randrange(10, 250) for _ in range(tokens)]
+            await host.engine(**arguments(model, **prefill)),
+        ]
+        free = [(await engine.state())["free_blocks"] for engine in engines]
+        yield Trio(*engines, decode.get("block_size", 16), (free[0], free[1]))
 
 
 async def crossed(trio: Trio, prompt: Sequence[int]) -> Answer:
-    first = await trio.prefill.generate(prompt, 1, {"do_remote_decode": True})
-    assert first.kv_transfer_params is not None
-    return await trio.decode.generate(prompt, TOKENS, first.kv_transfer_params)
-
-
-def assert_same(found: Answer, expected: Answer) -> None:
-    assert found.token_ids == expected.token_ids
-    assert found.logprobs == pytest.approx(expected.logprobs, abs=LOGPROB_TOLERANCE)
+    return await crossing(trio.prefill, trio.decode, prompt)
 
 
 async def test_every_length_of_prompt_gives_the_whole_engines_tokens(trio: Trio) -> None:
@@ -122,7 +99,6 @@ async def test_a_cached_prefix_is_kept_and_the_rest_loaded(trio: Trio) -> None:
 
 
 async def test_nothing_is_held_when_all_is_over(trio: Trio) -> None:
-    for engine in (trio.prefill, trio.decode):
-        async with asyncio.timeout(60):
-            while (await engine.state())["requests"]:
-                pass
+    for engine, free in zip((trio.prefill, trio.decode), trio.free_blocks, strict=True):
+        state = await at_rest(engine)
+        assert state["free_blocks"] == free

@@ -104,6 +104,7 @@ class Sessions:
 
     def to_engine(self, record: Record, message: SubmitPrefill | SubmitDecode) -> None:
         """The engine takes the request, and with it the sink or source; or it raises what it refuses."""
+        ticket = message.ticket if isinstance(message, SubmitDecode) else None
         self.engine.submit(
             EngineRequest(
                 request_id=record.engine_id,
@@ -112,6 +113,7 @@ class Sessions:
                 output_offset=message.output_offset,
                 kv_save=record.sink,
                 kv_load=record.source,
+                kv_manifest=None if ticket is None else ticket.manifest,
             )
         )
         record.phase = Phase.ACTIVE

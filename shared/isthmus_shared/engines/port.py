@@ -54,6 +54,8 @@ class EngineRequest:
     output_offset: int = 0
     kv_save: KvSink | None = None
     kv_load: KvSource | None = None
+    kv_manifest: KvManifest | None = None
+    """What `kv_load` holds; None: what this engine's own `manifest` says. The caller has found them exchangeable."""
 
 
 @dataclass(frozen=True, slots=True)

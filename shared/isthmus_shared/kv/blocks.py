@@ -25,6 +25,7 @@ PAD_BYTES = 64
 def gather_blocks(part: Tensor, ids: Tensor, place: Tensor) -> None:
     """`place` [n, tokens…, heads, dims…] becomes blocks `ids` (int64 [n], on the CPU) of `part` [blocks, …]."""
     if part.device.type != "cpu":
+        part, place = _codes(part), _codes(place)
         place.copy_(part.index_select(0, ids.to(part.device, non_blocking=True)), non_blocking=True)
         return
     if _take_rows(part, ids, place):
@@ -39,6 +40,7 @@ def gather_blocks(part: Tensor, ids: Tensor, place: Tensor) -> None:
 def scatter_blocks(part: Tensor, ids: Tensor, place: Tensor) -> None:
     """The way back. `ids` are different from each other."""
     if part.device.type != "cpu":
+        part, place = _codes(part), _codes(place)
         rows = place.to(part.device, non_blocking=True)
         part.index_copy_(0, ids.to(part.device, non_blocking=True), rows)
     elif part.stride(1) == 1 and part.shape[1] > 1:
@@ -49,6 +51,11 @@ def scatter_blocks(part: Tensor, ids: Tensor, place: Tensor) -> None:
     else:
         cache_units, source_units = _units(part, place)
         cache_units[ids.numpy()] = source_units
+
+
+def _codes(tensor: Tensor) -> Tensor:
+    """FP8 as bytes: not every accelerator's build indexes it."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 def neighbours(ids: Tensor) -> bool:
@@ -69,8 +76,13 @@ def widen(cache: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fits(tensor: Tensor, size: int) -> bool:
-    """Whether a tensor whose last axis is dense can be viewed in elements of `size` bytes."""
+    """Whether a tensor whose last axis is dense can be viewed in elements of `size` bytes.
+
+    Its address counts too: torch may move complex128 by instructions that fault where it is not a multiple of 16.
+    """
     itemsize = tensor.element_size()
+    if tensor.data_ptr() % size:
+        return False
     steps = (tensor.shape[-1], tensor.storage_offset(), *tensor.stride()[:-1])
     return all(step * itemsize % size == 0 for step in steps)
 

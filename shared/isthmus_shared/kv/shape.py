@@ -106,6 +106,16 @@ def first_visible_token(position: int, window_tokens: int | None) -> int:
     return 0 if window_tokens is None else max(0, position + 1 - window_tokens)
 
 
+def scaled(groups: tuple[GroupShape, ...], scale: float) -> tuple[GroupShape, ...]:
+    """The same groups of FP8, with one scale for everything."""
+
+    def scales(group: GroupShape) -> KvScales:
+        values = (scale,) * len(group.layer_ids)
+        return KvScales(kind=ScaleKind.TENSOR, k=values, v=() if group.latent else values)
+
+    return tuple(replace(group, scales=scales(group)) for group in groups)
+
+
 def group_layers(windows: Sequence[int | None], *, kv_heads: int, head_dim: int) -> tuple[GroupShape, ...]:
     """Groups of a model whose layer i has window `windows[i]`, in order of their first layer."""
     members: dict[int | None, list[int]] = {}

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from isthmus_shared.engines.batching import BatchingEngine
 from isthmus_shared.engines.kv_memory import MemoryKvTransfer
-from isthmus_shared.engines.port import EngineInfo, EngineRequest, SequenceOutput, StepReport
+from isthmus_shared.engines.port import Engine, EngineInfo, EngineRequest, SequenceOutput, StepReport
 from isthmus_shared.errors import Fault
 from isthmus_shared.ids import RequestId
+from isthmus_shared.kv.manifest import KvManifest
+from isthmus_shared.kv.negotiate import require_exchangeable
 from isthmus_shared.messages.work import FinishReason, SamplingParams, TokenLogprob
 
 WAIT_S = 60.0
@@ -47,8 +49,17 @@ class Outcome:
             self.fault = output.fault
 
 
+class CheckedEngine(Engine, Protocol):
+    """What all engines here have beyond the port."""
+
+    @property
+    def preemptions(self) -> int: ...
+
+    def check_invariants(self) -> None: ...
+
+
 class Harness:
-    def __init__(self, engine: BatchingEngine, info: EngineInfo) -> None:
+    def __init__(self, engine: CheckedEngine, info: EngineInfo) -> None:
         self.engine, self.info = engine, info
         self.outcomes: dict[str, Outcome] = {}
         self.reports: list[StepReport] = []
@@ -92,7 +103,7 @@ class Harness:
 
 
 @asynccontextmanager
-async def running(engine: BatchingEngine) -> AsyncIterator[Harness]:
+async def running(engine: CheckedEngine) -> AsyncIterator[Harness]:
     harness = Harness(engine, await engine.start())
     async with asyncio.TaskGroup() as group:
         group.create_task(harness.collect())
@@ -114,6 +125,7 @@ def ask(
     output_offset: int = 0,
     save: MemoryKvTransfer | None = None,
     load: MemoryKvTransfer | None = None,
+    manifest: KvManifest | None = None,
     **sampling: object,
 ) -> EngineRequest:
     params = {"max_tokens": 8, "temperature": 0.0, "logprobs": 3, "ignore_eos": True} | sampling
@@ -124,13 +136,15 @@ def ask(
         output_offset=output_offset,
         kv_save=None if save is None else save.sink,
         kv_load=None if load is None else load.source,
+        kv_manifest=manifest,
     )
 
 
 async def hand_over(producer: Harness, consumer: Harness, name: str, prompt: Sequence[int], **kw: object) -> Outcome:
     """Prefill on one engine, decode on the other; the output of both together, as the client sees it."""
-    transfer = producer.transfer(len(prompt))
-    consumer.submit(ask(name, prompt, load=transfer, **kw))
+    transfer, manifest = producer.transfer(len(prompt)), producer.engine.manifest(len(prompt))
+    require_exchangeable(consumer.engine.manifest(len(prompt)), manifest)
+    consumer.submit(ask(name, prompt, load=transfer, manifest=manifest, **kw))
     first = await producer.run(ask(name, prompt, save=transfer, **kw))
     if first.finish is not FinishReason.HANDOFF:
         consumer.engine.abort(RequestId(name))
@@ -148,10 +162,18 @@ async def hand_over(producer: Harness, consumer: Harness, name: str, prompt: Seq
 
 
 def assert_same_output(got: Outcome, wanted: Outcome, *, tolerance: float = 1e-5) -> None:
+    """Token for token; logprobs within `tolerance`, in which two of the likeliest may also have changed places."""
     assert got.tokens == wanted.tokens
     assert got.indexes == wanted.indexes
     assert got.finish is wanted.finish
     assert len(got.logprobs) == len(wanted.logprobs)
     for ours, theirs in zip(got.logprobs, wanted.logprobs, strict=True):
         assert abs(ours.logprob - theirs.logprob) <= tolerance
-        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+        assert len(ours.top) == len(theirs.top)
+        for (token, logprob), (other, other_logprob) in zip(ours.top, theirs.top, strict=True):
+            assert abs(logprob - other_logprob) <= tolerance
+            assert token == other or _near(ours, logprob, tolerance) > 1
+
+
+def _near(entry: TokenLogprob, logprob: float, tolerance: float) -> int:
+    return sum(abs(logprob - other) <= 2 * tolerance for _, other in entry.top)

@@ -351,6 +351,10 @@ class StepwiseSimulator:
         lane.busy = lane.waiting.pop(0)
         size = lane.busy.isl * int(self.engines[lane.busy.prefill].node.kv_bytes_per_token)
         begins = self.now + self.relay.setup_s
+        resident = engine.node.resident_kv
+        if resident is not None and self.on.resident_kv:
+            above = max(0.0, engine.kv_used - resident.above_tokens)
+            begins += resident.receive_s_per_pair * lane.busy.isl * above
         queue = engine.node.nic_queue
         if queue is not None and self.on.nic_queue_overflow:
             per_flow = size

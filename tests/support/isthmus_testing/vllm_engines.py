@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import random
 import socket
 import sys
 import time
@@ -22,6 +23,11 @@ from typing import Any
 START_S = 300.0
 ANSWER_S = 300.0
 MAX_LINE_BYTES = 64 << 20
+MIB = 1 << 20
+TOKENS = 24
+"""Of output, where a test compares two engines."""
+LOGPROB_TOLERANCE = 1e-3
+"""Nats. Engines add up in another order when their batches differ; a wrong key changes them by far more."""
 ENVIRON = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -172,6 +178,48 @@ def connected(role: str, relay_socket: Path, *, policy: str = "recompute", **ext
     }
 
 
+def arguments(model: Path, **more: Any) -> dict[str, Any]:
+    """An engine for tests: small, float32, prefills in chunks of 256."""
+    return {
+        "model": str(model),
+        "dtype": "float32",
+        "max_model_len": 1024,
+        "enforce_eager": True,
+        "seed": 0,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 256,
+        "kv_cache_memory_bytes": 48 * MIB,
+        "disable_log_stats": True,
+        **more,
+    }
+
+
+def prompt_of(tokens: int, seed: int) -> list[int]:
+    draw = random.Random(seed * 7919 + tokens)
+    return [draw.randrange(10, 250) for _ in range(tokens)]
+
+
+async def crossing(prefill: Engine, decode: Engine, prompt: Sequence[int], **params: Any) -> Answer:
+    """The prompt prefilled in one and decoded in the other."""
+    first = await prefill.generate(prompt, 1, {"do_remote_decode": True, **params})
+    assert first.kv_transfer_params is not None
+    return await decode.generate(prompt, TOKENS, first.kv_transfer_params)
+
+
+def assert_same(found: Answer, expected: Answer) -> None:
+    assert found.token_ids == expected.token_ids
+    worst = max(abs(one - other) for one, other in zip(found.logprobs, expected.logprobs, strict=True))
+    assert worst <= LOGPROB_TOLERANCE
+
+
+async def at_rest(engine: Engine) -> dict[str, Any]:
+    """The engine's state once its scheduler knows of no request."""
+    async with asyncio.timeout(ANSWER_S):
+        while (state := await engine.state())["requests"]:
+            pass
+    return state
+
+
 # --- the forking process
 
 
@@ -216,6 +264,14 @@ class _Engine:
         self._buffer = b""
         self._keys: dict[str, list[float]] = {}
         """key → when its tokens came."""
+        self._preemptions = 0
+        preempt = self._core.scheduler._preempt_request
+
+        def counted(*arguments: Any, **more: Any) -> None:
+            self._preemptions += 1
+            preempt(*arguments, **more)
+
+        self._core.scheduler._preempt_request = counted
 
     def run(self) -> None:
         while True:
@@ -288,11 +344,17 @@ class _Engine:
     def _state(self) -> dict[str, Any]:
         scheduler = self._core.scheduler
         pool = scheduler.kv_cache_manager.block_pool
-        found = {"free_blocks": pool.get_num_free_blocks(), "requests": len(scheduler.requests)}
-        if scheduler.connector is not None:
-            from vllm.distributed.kv_transfer import get_kv_transfer_group
+        found: dict[str, Any] = {
+            "free_blocks": pool.get_num_free_blocks(),
+            "requests": len(scheduler.requests),
+            "preemptions": self._preemptions,
+        }
+        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
-            found["totals"] = dict(get_kv_transfer_group().stats.totals)
+        if has_kv_transfer_group():  # else the ranks are processes of their own
+            halves = {"worker": get_kv_transfer_group().stats, "scheduler": scheduler.connector.stats}
+            found["totals"] = dict(halves["worker"].totals)
+            found["hook_us"] = {name: list(stats.recent_hook_us) for name, stats in halves.items()}
         return found
 
     def _say(self, key: str, **fields: Any) -> None:

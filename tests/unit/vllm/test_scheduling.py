@@ -166,7 +166,8 @@ def test_a_request_that_ends_before_its_load_gives_the_other_side_its_staging_ba
 def test_kv_of_something_else_is_refused_without_a_fetch(tokens: int, changes: dict[str, Any], named: str) -> None:
     core = Scheduling(SETTINGS)
     begun(core, "d", 40, ticket(tokens, **changes))
-    core.allocated("d", tables()("d"), core.matched("d", 0))
+    assert core.matched("d", 0) == 40, "vLLM takes no more than the prompt has"
+    core.allocated("d", tables()("d"), 40)
     (job,) = step(core).jobs.loads
     assert job.refusal is not None
     assert named in job.refusal

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable
 
-NICE = 10
-"""Beside a busy engine the copier gets about a tenth of a core, and all of an idle one."""
-
 
 class Copier:
-    """Runs what it is given, one after the other. Nothing it runs raises."""
+    """Runs what it is given, one after the other. Nothing it runs raises.
+
+    At the engine's own priority: with a lower one it could lose its core while it holds the interpreter's lock, and
+    then the engine's thread would wait for it (measured: tens of milliseconds a step on a busy machine).
+    """
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -28,6 +28,5 @@ class Copier:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while (work := self._work.get()) is not None:
             work()

@@ -94,6 +94,10 @@ class Saver:
         """Whether layers of this step are waited for."""
         return bool(self._left)
 
+    @property
+    def in_flight(self) -> int:
+        return len(self._transfers)
+
     def layer_done(self, name: str) -> None:
         """The engine has written that layer for this step."""
         layer = self._cache.by_name.get(name)

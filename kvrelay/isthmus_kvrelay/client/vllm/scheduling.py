@@ -82,6 +82,8 @@ class _Load:
     params: DecodeParams
     flow: FlowName
     refusal: str | None
+    tokens: int
+    """To be had: never more than the prompt's, whatever the ticket says."""
     local: int = 0
     """Tokens that the engine had itself when it last asked."""
     used: bool = False
@@ -128,7 +130,8 @@ class Scheduling:
             flow = FlowName(
                 ticket.transfer_id, ticket.generation, ticket.manifest.prompt_tokens, params.prefill_tp_size, own
             )
-            self._loads[request_id] = _Load(params, flow, self._refusal(ticket, prompt_tokens))
+            tokens = min(prompt_tokens, flow.prompt_tokens)
+            self._loads[request_id] = _Load(params, flow, self._refusal(ticket, prompt_tokens), tokens)
 
     def _refusal(self, ticket: KvTicket, prompt_tokens: int) -> str | None:
         tokens = ticket.manifest.prompt_tokens
@@ -146,7 +149,7 @@ class Scheduling:
         if load is None or load.used:
             return 0
         load.local = computed
-        return max(0, load.flow.prompt_tokens - computed)
+        return max(0, load.tokens - computed)
 
     def allocated(self, request_id: str, blocks: Blocks, external_tokens: int) -> None:
         load = self._loads.get(request_id)
@@ -167,6 +170,13 @@ class Scheduling:
         )
 
     # --- steps
+
+    @property
+    def busy(self) -> bool:
+        """Whether transfers are under way."""
+        return bool(self._saves or self._sending or self._receiving) or any(
+            load.loading for load in self._loads.values()
+        )
 
     @property
     def saving(self) -> Iterable[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypedDict
@@ -26,7 +26,7 @@ class Report(TypedDict):
     loads_failed: int
     load_s: list[float]
     worker_hook_us: list[float]
-    """Per step, all hooks of one worker together."""
+    """Per step with transfers under way, all hooks of one worker together."""
     scheduler_hook_us: list[float]
 
 
@@ -91,6 +91,7 @@ class TransferStats:
         self._reported_s = time.monotonic()
         self.totals: Counter[str] = Counter()
         """Transfers since the start: saved, saves_failed, loaded, loads_failed."""
+        self.recent_hook_us: deque[float] = deque(maxlen=MAX_STEPS)
 
     @contextmanager
     def hook(self) -> Iterator[None]:
@@ -101,11 +102,14 @@ class TransferStats:
         finally:
             self._step_ns += time.perf_counter_ns() - began_ns
 
-    def step_over(self) -> None:
-        with self._lock:
-            times = self._report["scheduler_hook_us" if self._scheduler else "worker_hook_us"]
-            if len(times) < MAX_STEPS:
-                times.append(self._step_ns / 1e3)
+    def step_over(self, *, busy: bool) -> None:
+        """`busy`: transfers are under way; of other steps nothing is kept."""
+        if busy:
+            self.recent_hook_us.append(self._step_ns / 1e3)
+            with self._lock:
+                times = self._report["scheduler_hook_us" if self._scheduler else "worker_hook_us"]
+                if len(times) < MAX_STEPS:
+                    times.append(self._step_ns / 1e3)
         self._step_ns = 0
 
     def saved(self, size_bytes: int) -> None:

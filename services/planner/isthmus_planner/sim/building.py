@@ -159,6 +159,7 @@ def _fill_mechanisms(row: Any, node: Node, scenario: Scenario) -> None:
             row.posting_rate = posting.bytes_per_descriptor * posting.ranks / posting.post_s
     if node.resident_kv is not None and on.resident_kv:
         row.c, row.over = node.resident_kv.s_per_token, node.resident_kv.above_tokens
+        row.receive_pair = node.resident_kv.receive_s_per_pair
     if node.nic_queue is not None and on.nic_queue_overflow:
         queue = node.nic_queue
         row.queue_depth, row.queue_retry = queue.depth, queue.retry_s

@@ -127,14 +127,19 @@ class DescriptorPosting:
 
 @dataclass(frozen=True, slots=True)
 class ResidentKv:
-    """Mechanism `resident_kv`: each step takes so much longer per resident token above a number of them."""
+    """Mechanism `resident_kv`: each step takes so much longer per resident token above a number of them, and so may
+    taking in a prompt."""
 
     s_per_token: float
     above_tokens: float = 0.0
+    receive_s_per_pair: float = 0.0
+    """Of a lane, before a flow: per token that comes and token of room held here above the same number, those that
+    wait for their KV included."""
 
     def __post_init__(self) -> None:
         require_number("ResidentKv.s_per_token", self.s_per_token, at_least=0)
         require_number("ResidentKv.above_tokens", self.above_tokens, at_least=0)
+        require_number("ResidentKv.receive_s_per_pair", self.receive_s_per_pair, at_least=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ def _begin(w: World, p: int, d: int, slot: int, now: float) -> None:
     lane.slot = slot
     lane.left = max(1.0, w.slots[slot].isl * source.kv_bytes)
     lane.begins = now + shared.setup
+    lane.begins += node.receive_pair * w.slots[slot].isl * max(0.0, node.kv_used - node.over)
     lane.outstanding = 0
     if node.queue_depth > 0:
         window = min(lane.left, shared.window_bytes)

@@ -27,7 +27,7 @@ from isthmus_shared.ids import RequestId
 from isthmus_shared.kv.canonical import CanonicalIndex, KvPart
 from isthmus_shared.kv.layout import KvLayout
 from isthmus_shared.kv.paged import PagedKv
-from isthmus_shared.kv.shape import KvShape, group_layers
+from isthmus_shared.kv.shape import KvShape, group_layers, scaled
 from isthmus_shared.kv.staging import gather_rows, scatter_rows
 from isthmus_shared.kv.views import row_shape, scatter_part
 from isthmus_shared.messages.work import SamplingParams
@@ -60,11 +60,13 @@ class ReferenceRunner:
 
     def _load_model(self) -> RunnerInfo:
         torch.set_num_threads(self._config.threads)
+        _use_device(self._config.device)
         config = read_model_config(self._folder)
+        groups = group_layers(config.windows, kv_heads=config.kv_heads, head_dim=config.head_dim)
         self._shape = KvShape(
             model_fingerprint=model_fingerprint(self._folder),
             dtype=self._layout.dtype,
-            groups=group_layers(config.windows, kv_heads=config.kv_heads, head_dim=config.head_dim),
+            groups=scaled(groups, self._layout.fp8_scale) if self._layout.dtype.is_fp8 else groups,
         )
         block_bytes = self._shape.token_bytes * self._layout.block_tokens
         blocks = self._config.kv_blocks or max(1, self._config.kv_cache_bytes // block_bytes)
@@ -107,7 +109,7 @@ class ReferenceRunner:
                 return [_fault_of(work, faults) for work in batch.works]
             plan = make_plan(live, self._kv, self._model.config.windows)
             logits = self._model.forward(plan, self._kv, lambda layer: self._save(layer, live, faults))
-            rows = iter(logits)
+            rows = iter(logits.cpu())
             sampled = {work.sequence.uid: _sample(work, next(rows)) for work in live if work.sample}
         return [
             _fault_of(work, faults) if work.sequence.uid in faults else sampled.get(work.sequence.uid, WorkResult())
@@ -124,13 +126,14 @@ class ReferenceRunner:
             index = self._index(sequence)
             if index.span(layer, KvPart.K, start, work.end) is None:
                 continue
-            table = torch.tensor(work.block_table)
+            table = torch.tensor(work.block_table, device="cpu")
             try:
                 for part, cache in zip(index.parts(layer), self._kv.views[layer].parts, strict=True):
                     place = index.span(layer, part, start, work.end)
                     assert place is not None, "K and V of one layer have the same tokens"
                     memory = sink.map(place.offset_bytes, place.size_bytes)
                     gather_rows(cache, table, place.token_start, place.token_end, memory)
+                    self._finish_copies()
                     sink.filled(place.offset_bytes, place.size_bytes)
             except IsthmusError as error:
                 faults[sequence.uid] = error.to_fault()
@@ -143,18 +146,26 @@ class ReferenceRunner:
         """
         sequence, source = work.sequence, work.sequence.request.kv_load
         assert source is not None, "it loads"
-        index, table = self._index(sequence), torch.tensor(work.block_table)
+        index, table = self._index(sequence), torch.tensor(work.block_table, device="cpu")
+        theirs, own = sequence.request.kv_manifest, self._layout.dtype
+        flavours = None if theirs is None or not own.is_fp8 else (theirs.dtype, own)
         try:
             for layer in index.layers:
                 for part, cache in zip(index.parts(layer), self._kv.views[layer].parts, strict=True):
                     span = index.whole(layer, part)
                     memory = source.map(span.offset_bytes, span.size_bytes)
-                    scatter_rows(cache, table, span.token_start, span.token_end, memory)
+                    scatter_rows(cache, table, span.token_start, span.token_end, memory, flavours=flavours)
                     if span.token_start:
                         zeros = torch.zeros((span.token_start, *row_shape(cache)), dtype=cache.dtype)
                         scatter_part(cache, table, 0, span.token_start, zeros)
+            self._finish_copies()
         except IsthmusError as error:
             faults[sequence.uid] = error.to_fault()
+
+    def _finish_copies(self) -> None:
+        """On an accelerator they are only enqueued, and the staging is the relay's right after."""
+        if self._config.device != "cpu":
+            torch.accelerator.synchronize()
 
     def _index(self, sequence: SequenceState) -> CanonicalIndex:
         return CanonicalIndex(self._shape.manifest(sequence.prompt_tokens))
@@ -162,6 +173,22 @@ class ReferenceRunner:
     @property
     def model_config(self) -> ModelConfig:
         return self._model.config
+
+
+def _use_device(name: str) -> None:
+    """Of this thread: every tensor that it makes is there, unless it says otherwise."""
+    if name == "cpu":
+        return  # it is there as it is, and naming it costs every operation some microseconds
+    try:
+        torch.set_default_device(name)
+        torch.zeros(1)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        raise ConfigInvalid(
+            f"the reference engine cannot compute on device {name!r}",
+            why=str(error).splitlines()[0],
+            todo="name another, or install a build of torch for it",
+            param="device",
+        ) from error
 
 
 def _fault_of(work: Work, faults: dict[int, Fault]) -> WorkResult:
