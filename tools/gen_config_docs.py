@@ -83,8 +83,8 @@ ENV_INTRO = """\
 # With published-bus.yaml: this host's address at which other hosts reach the bus and node a's relay
 #BUS_HOST=127.0.0.1
 
-# With node.yaml (docs/two-hosts.md): the node's name, role, vendor's label and KV layout; this host's address; the folder
-# of the first host's secrets; ports
+# With node.yaml (docs/two-hosts.md): the node's name, role, vendor's label and KV layout; this host's address; the
+# folder of the first host's secrets; ports
 #NODE=node-b
 #NODE_ROLE=decode
 #NODE_VENDOR=cpu
