@@ -78,7 +78,7 @@ BAD = {
     ),
     "no YAML": ("nodes: [", WORKLOAD, "not YAML", "line 1"),
     "no mapping": ("- 1", WORKLOAD, "no mapping", "list"),
-    "a trace that is not there": (CLUSTER, workload(requests=None, trace="x.jsonl"), "x.jsonl", "cannot be read"),
+    "a trace that is not there": (CLUSTER, workload(requests=None, trace="x.jsonl"), "x.jsonl", "read"),
     "a profile that is not there": (cluster(accelerator="own.yaml"), WORKLOAD, "own.yaml", "cannot read"),
 }
 
@@ -99,8 +99,12 @@ def test_bad_input_gets_an_error_that_names_it_and_never_a_traceback(tmp_path: P
     [
         ("empty.jsonl", "", "is empty"),
         ("empty.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "is empty"),
-        ("bad.jsonl", '{"input_length": 5, "output_length": 5}\n{"input_length": -5}\n', "bad.jsonl:2"),
-        ("worse.jsonl", "what?\n", "worse.jsonl:1"),
+        (
+            "bad.jsonl",
+            '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": []}\n{"timestamp": 0, "input_length": -5}\n',
+            "line 2",
+        ),
+        ("worse.jsonl", "what?\n", "line 1"),
         ("bad.csv", "TIMESTAMP,ContextTokens\n1,2\n", "GeneratedTokens"),
     ],
 )
@@ -153,7 +157,9 @@ def test_both_trace_formats_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         '{"timestamp": 0, "input_length": 500, "output_length": 50, "hash_ids": [1]}\n' * 9
     )
-    (tmp_path / "a.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16,500,50\n" * 9)
+    (tmp_path / "a.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.6805900,500,50\n" * 9
+    )
     mixes = []
     for name in ("a.jsonl", "a.csv"):
         found = run(tmp_path, CLUSTER, workload(requests=None, trace=name), "--json")
