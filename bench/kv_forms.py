@@ -5,8 +5,8 @@
 Two yardsticks, taken in turn with what they measure, in the same round: `copy_` between two dense tensors (what the
 bytes cost without any change of order), and `copy_` that changes the order as this form needs it, of neighbouring
 blocks (what torch makes of the same permutation). Ratios are of CPU seconds, above 1 is quicker than torch; the median
-of all rounds is told. With the default number of tokens a copy is larger than a CPU's caches and a call's own cost (some
-60 µs, for small copies see --tokens) does not show. What was moved is checked before it is timed.
+of all rounds is told. With the default number of tokens a copy is larger than a CPU's caches, and a call's own cost
+(some 60 µs; for small copies see --tokens) does not show. What was moved is checked before it is timed.
 """
 
 from __future__ import annotations

@@ -45,14 +45,17 @@ def scatter_blocks(part: Tensor, ids: Ids, place: Tensor) -> None:
         part, place = _codes(part), _codes(place)
         rows = place.to(part.device, non_blocking=True)
         part.index_copy_(0, torch.from_numpy(ids).to(part.device), rows)
-    elif part.stride(1) == 1 and part.shape[1] > 1:
+        return
+    if part.stride(1) == 1 and part.shape[1] > 1:
         _scatter_transposed(part, ids, place)
-    elif neighbours(ids):
+        return
+    whole = slice(int(ids[0]), int(ids[0]) + len(ids)) if neighbours(ids) else None
+    run, axes = _run(part, place)
+    if whole is not None and run * part.element_size() < MIN_TAKEN_BYTES:
         cache, source = widen(part, place)
-        cache[int(ids[0]) : int(ids[0]) + len(ids)].copy_(source)
+        cache[whole].copy_(source)
     else:
-        cache_units, source_units = _units(part, place)
-        cache_units[ids] = source_units
+        _array(part, axes, run)[ids if whole is None else whole] = _array(place, axes, run)
 
 
 def _codes(tensor: Tensor) -> Tensor:
@@ -113,12 +116,6 @@ def _run(cache: Tensor, place: Tensor) -> tuple[int, int]:
         run *= cache.shape[axes - 1]
         axes -= 1
     return run, axes
-
-
-def _units(cache: Tensor, place: Tensor) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Both as numpy arrays of the longest units that lie in one piece in both."""
-    run, axes = _run(cache, place)
-    return _array(cache, axes, run), _array(place, axes, run)
 
 
 def _array(tensor: Tensor, axes: int, run: int) -> npt.NDArray[Any]:
