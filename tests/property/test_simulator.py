@@ -27,6 +27,9 @@ from isthmus_planner.sim.trace_batch import TraceBatch
 from isthmus_planner.sim.workload import FromTrace, Stream
 from isthmus_testing.stepwise import Request, StepwiseSimulator
 
+pytestmark = pytest.mark.timeout(900)
+"""The first simulation in a checkout compiles for some twenty CPU seconds."""
+
 # Odd figures, so that no two events fall on one instant by accident and are taken in another order.
 seconds = st.floats(0.001, 0.0997).map(lambda value: value * 1.000731)
 

@@ -81,7 +81,7 @@ def up(
         int | None, typer.Option(help="Port of the endpoint; 0 takes a free one.", min=0, max=65535)
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address of the endpoint.")] = None,
-    engine: Annotated[str | None, typer.Option(help="reference or sim.")] = None,
+    engine: Annotated[str | None, typer.Option(help="reference, sim or vllm.")] = None,
     model: Annotated[Path | None, typer.Option(help="Hugging Face folder of a model to serve.")] = None,
     model_name: Annotated[str | None, typer.Option(help="Its name for clients.")] = None,
     same_node: Annotated[
