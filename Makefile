@@ -85,7 +85,7 @@ ui-test: $(VENV)/.dev  ## the operator's page in headless Chromium (Debian: apt 
 	@$(PIP) 'selenium>=4.30'
 	@$(PYTEST) tests/ui $(ARGS)
 
-compose-up:  ## the demo in containers (compose/README.md)
+compose-up:  ## the demo in containers (docs/containers.md)
 	@cd compose && docker compose up --build $(ARGS)
 
 compose-test: $(VENV)/.dev  ## build the containers, kill and cut off each of them under load (needs Docker; about ten minutes)
