@@ -88,7 +88,7 @@ ui-test: $(VENV)/.dev  ## the operator's page in headless Chromium (Debian: apt 
 	@$(PIP) 'selenium>=4.30'
 	@$(PYTEST) tests/ui $(ARGS)
 
-compose-up:  ## the demo in containers (compose/README.md)
+compose-up:  ## the demo in containers (docs/containers.md)
 	@cd compose && docker compose up --build $(ARGS)
 
 compose-test: $(VENV)/.dev  ## build the containers, kill and cut off each of them under load (needs Docker; about ten minutes)
@@ -142,6 +142,10 @@ $(VLLM_VENV)/.made: tools/vllm/requirements-lean.txt tools/vllm/requirements-eng
 test-vllm: $(VLLM_VENV)/.made  ## everything on real vLLM, which is installed first (ARGS="-k llama")
 	@$(PYTEST_VLLM) tests/vllm $(ARGS)
 	@$(PYTEST_VLLM) -p no:warnings tests/contract/engines/test_tokens.py tests/contract/engines/test_endings.py --engines vllm $(ARGS)
+
+vllm-up: $(VLLM_VENV)/.made  ## a cluster in which vLLM prefills and the reference engine decodes (examples/vllm-cluster.yaml)
+	@$(VLLM_VENV)/bin/python tools/make_tiny_checkpoints.py .isthmus/models qwen3
+	@PYTHONPATH=$(SOURCES) HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m isthmus_cli up examples/vllm-cluster.yaml $(ARGS)
 
 gpu-check: $(VLLM_VENV)/.made  ## prefill on a GPU, decode on the CPU, in one machine (says what it would check where there is none)
 	@OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python tools/gpu_check.py $(ARGS)

@@ -40,6 +40,11 @@ class EngineSettings(ServiceConfig):
     prefill_chunk_tokens: int = Field(
         default=_ENGINE["prefill_chunk_tokens"].default, gt=0, description="Prompt tokens in one step"
     )
+    device: str = Field(
+        default="cpu",
+        pattern=r"^[a-z]+(:[0-9]+)?$",
+        description="torch's name of where it computes (reference): cuda, cuda:1",
+    )
     threads: int = Field(default=1, gt=0, description="CPU threads of the engine")
     vllm_args: str = Field(
         default="", description='vllm: its engine\'s arguments, as JSON or as "--max-num-seqs 64 --dtype bfloat16"'
@@ -71,7 +76,7 @@ _PASSED_ON = {
         name: name
         for name in (
             "kv_layout", "kv_blocks", "kv_cache_bytes", "max_batch", "max_waiting", "prefill_chunk_tokens", "threads",
-            "vllm_args",
+            "device", "vllm_args",
         )
     },
 }  # fmt: skip

@@ -60,6 +60,8 @@ class EngineConfig(BaseModel):
     max_batch: int = Field(default=32, gt=0)
     prefill_chunk_tokens: int = Field(default=256, gt=0)
     max_waiting: int = Field(default=512, gt=0)
+    device: str = "cpu"
+    """Of torch, for `reference`: where weights and cache are, and where it computes."""
     threads: int = Field(default=1, gt=0)
     """Of torch, in this process."""
     max_model_len_tokens: int | None = Field(default=None, gt=1)

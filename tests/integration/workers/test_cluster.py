@@ -325,6 +325,25 @@ async def test_fp8_of_one_vendor_is_decoded_by_the_other(tmp_path: Path) -> None
         assert tokens == await alone(stack, decoder.host.worker)
 
 
+async def test_the_planner_learns_from_the_steps_that_workers_tell() -> None:
+    async with cluster() as stack:
+        decoder = await stack.worker("d", Role.DECODE)
+        for _ in range(2):
+            await alone(stack, decoder.host.worker)
+
+        async def told() -> bool:
+            (beat,) = (await stack.view()).workers
+            return beat.load.steps_total >= 10
+
+        await until(told)
+        (beat,) = (await stack.view()).workers
+        assert all(sample.step_s > 0 for sample in beat.load.steps)
+        assert 1 in {sample.decode_sequences for sample in beat.load.steps}
+        predicted = (await stack.routed()).predicted
+        usual_s = sorted(sample.step_s for sample in beat.load.steps)[len(beat.load.steps) // 2]
+        assert usual_s / 2 < predicted.itl_p50_s < 2 * usual_s
+
+
 async def test_many_sequences_of_one_step_travel_in_one_message() -> None:
     async with cluster() as stack:
         worker = (await stack.worker("d", Role.DECODE)).host.worker

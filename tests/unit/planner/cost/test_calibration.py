@@ -192,6 +192,19 @@ def test_a_spread_is_on_the_bad_side() -> None:
     assert Prediction.throughput(600.0, constants) == Prediction(600.0, pytest.approx(500.0), True, "x")
 
 
+def test_nine_in_ten_measurements_keep_to_a_spread_and_parts_count_alike() -> None:
+    slower, faster = evaluation.Errors(), evaluation.Errors()
+    for index in range(10):
+        slower.values["e2el"].append(0.1 * index)
+        slower.values["throughput"].append(-0.1 * index)
+        faster.values["e2el"].extend([-1.0] * 10)
+        faster.values["throughput"].extend([1.0] * 10)
+    assert slower.spread() == {"e2el": pytest.approx(np.exp(0.8)), "throughput": pytest.approx(np.exp(0.8))}
+    assert faster.spread() == {"e2el": 1.0, "throughput": 1.0}
+    both = evaluation.spread_of([slower, faster])
+    assert both["e2el"] == pytest.approx(np.exp(0.7)), "a fifth of the ten, though they are a tenth of all"
+
+
 def test_constants_survive_a_file_and_are_the_same_text_each_time(few: Calibrated) -> None:
     text = codec.dump(few.calibration)
     again = codec.load(text, packaged.names(), "file")

@@ -55,6 +55,8 @@ def test_a_loop_that_prefill_all_but_fills_still_has_an_answer() -> None:
     assert np.all(np.isfinite(found.e2el_s))
     capacity = 1 / slow.time_s(8000.0)
     assert found.requests_per_s == pytest.approx([capacity, capacity], rel=0.1)
+    assert found.tpot_s == pytest.approx(found.itl_s + 8.0), "a token waits for one prompt at most; prompts queue"
+    assert found.ttft_s == pytest.approx(np.array([64, 512]) / found.requests_per_s - 19 * found.tpot_s)
 
 
 @pytest.mark.parametrize(("clients", "isl", "osl"), [(4, 1000, 300), (16, 3000, 200), (32, 500, 400)])
