@@ -73,6 +73,9 @@ relay-fuzz: $(VENV)/.dev  ## hostile messages and headers for ten minutes (ARGS=
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
 
+bench-sim: $(VENV)/.dev  ## the planner's simulator: requests per second, start, memory, on one core (docs/benchmarks.md)
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/simulator.py $(ARGS)
+
 bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts beside raw sockets, with a plot
 	@$(PIP) --editable '.[bench]'
 	@$(BIN)/isthmus bench relay --json bench-relay.json --plot bench-relay.svg $(ARGS)
