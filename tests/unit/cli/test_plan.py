@@ -101,7 +101,7 @@ def test_bad_input_gets_an_error_that_names_it_and_never_a_traceback(tmp_path: P
         ("empty.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "is empty"),
         (
             "bad.jsonl",
-            '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": []}\n{"timestamp": 0, "input_length": -5}\n',
+            '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": []}\n{}\n',
             "line 2",
         ),
         ("worse.jsonl", "what?\n", "line 1"),
