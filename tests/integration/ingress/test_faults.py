@@ -91,6 +91,7 @@ async def test_when_all_attempts_fail_the_last_error_is_a_status(folder: Path) -
         assert response.headers["retry-after"] in ("2", "7")
         page = ingress.runtime.metrics.exposition().decode()
         assert 'isthmus_requests_total{endpoint="chat",outcome="no_capacity"} 1.0' in page
+        assert 'isthmus_request_success_total{finished_reason="error"} 1.0' in page
 
 
 async def test_the_only_decode_worker_may_die_and_be_started_again(folder: Path) -> None:
