@@ -73,6 +73,9 @@ relay-fuzz: $(VENV)/.dev  ## hostile messages and headers for ten minutes (ARGS=
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
 
+bench-sim: $(VENV)/.dev  ## the planner's simulator: requests per second, start, memory, on one core (docs/benchmarks.md)
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/simulator.py $(ARGS)
+
 bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts beside raw sockets, with a plot
 	@$(PIP) --editable '.[bench]'
 	@$(BIN)/isthmus bench relay --json bench-relay.json --plot bench-relay.svg $(ARGS)
@@ -85,7 +88,7 @@ ui-test: $(VENV)/.dev  ## the operator's page in headless Chromium (Debian: apt 
 	@$(PIP) 'selenium>=4.30'
 	@$(PYTEST) tests/ui $(ARGS)
 
-compose-up:  ## the demo in containers (compose/README.md)
+compose-up:  ## the demo in containers (docs/containers.md)
 	@cd compose && docker compose up --build $(ARGS)
 
 compose-test: $(VENV)/.dev  ## build the containers, kill and cut off each of them under load (needs Docker; about ten minutes)
