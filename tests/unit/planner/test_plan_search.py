@@ -254,3 +254,10 @@ def test_expectations_are_over_the_mix_and_not_of_mean_lengths() -> None:
     assert both.prompt_mean(lambda new, cached: new * new) == pytest.approx((100**2 + 1000**2) / 2)
     cached = dataclasses.replace(both, prefix_hit_share=0.5)
     assert cached.prompt_mean(lambda new, hit: 1000 * new + hit) == pytest.approx(1000 * 275 + 275)
+
+
+def test_long_answers_are_met_more_often_among_those_that_decode() -> None:
+    spread = Mix((Kind("one", 1.0, Lengths.constant(100), Lengths.uniform(1, 1000)),))
+    # E[OSL²] / E[OSL] of a uniform length is 4/3 of its mean.
+    assert spread.context_tokens == pytest.approx(100 + 0.5 * 4 / 3 * 500.5, rel=0.01)
+    assert spread.held_tokens == pytest.approx(100 + 4 / 3 * 500.5, rel=0.01)
