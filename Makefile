@@ -73,6 +73,9 @@ relay-fuzz: $(VENV)/.dev  ## hostile messages and headers for ten minutes (ARGS=
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
 
+bench-sim: $(VENV)/.dev  ## the planner's simulator: requests per second, start, memory, on one core (docs/benchmarks.md)
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/simulator.py $(ARGS)
+
 bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts beside raw sockets, with a plot
 	@$(PIP) --editable '.[bench]'
 	@$(BIN)/isthmus bench relay --json bench-relay.json --plot bench-relay.svg $(ARGS)
@@ -85,7 +88,7 @@ ui-test: $(VENV)/.dev  ## the operator's page in headless Chromium (Debian: apt 
 	@$(PIP) 'selenium>=4.30'
 	@$(PYTEST) tests/ui $(ARGS)
 
-compose-up:  ## the demo in containers (compose/README.md)
+compose-up:  ## the demo in containers (docs/containers.md)
 	@cd compose && docker compose up --build $(ARGS)
 
 compose-test: $(VENV)/.dev  ## build the containers, kill and cut off each of them under load (needs Docker; about ten minutes)
@@ -127,6 +130,7 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 # vLLM wants its own pins, so it has a virtual environment of its own, with Isthmus taken from the source folders.
 VLLM_VENV := .venv-vllm
 VLLM_PYTHON ?= python3.11
+PYTEST_VLLM := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_LOGGING_LEVEL=WARNING $(VLLM_VENV)/bin/python -m pytest
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 $(VLLM_VENV)/.made: tools/vllm/requirements-lean.txt tools/vllm/requirements-engine.txt
 	@echo "installing vLLM's CPU build into $(VLLM_VENV) (once; two gigabytes, a few minutes)"
@@ -134,6 +138,17 @@ $(VLLM_VENV)/.made: tools/vllm/requirements-lean.txt tools/vllm/requirements-eng
 	@$(VLLM_PIP) -r tools/vllm/requirements-lean.txt
 	@$(VLLM_PIP) --no-deps -r tools/vllm/requirements-engine.txt
 	@touch $@
+
+test-vllm: $(VLLM_VENV)/.made  ## everything on real vLLM, which is installed first (ARGS="-k llama")
+	@$(PYTEST_VLLM) tests/vllm $(ARGS)
+	@$(PYTEST_VLLM) -p no:warnings tests/contract/engines/test_tokens.py tests/contract/engines/test_endings.py --engines vllm $(ARGS)
+
+vllm-up: $(VLLM_VENV)/.made  ## a cluster in which vLLM prefills and the reference engine decodes (examples/vllm-cluster.yaml)
+	@$(VLLM_VENV)/bin/python tools/make_tiny_checkpoints.py .isthmus/models qwen3
+	@PYTHONPATH=$(SOURCES) HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m isthmus_cli up examples/vllm-cluster.yaml $(ARGS)
+
+gpu-check: $(VLLM_VENV)/.made  ## prefill on a GPU, decode on the CPU, in one machine (says what it would check where there is none)
+	@OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python tools/gpu_check.py $(ARGS)
 
 vllm-venv: $(VLLM_VENV)/.made  ## install vLLM's CPU build, without what it does not need, into .venv-vllm
 

@@ -62,6 +62,9 @@ class FrameType(IntEnum):
     TRAIN = 3
 
 
+_FRAMES = {frame.value: frame for frame in FrameType}
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     type: FrameType
@@ -103,11 +106,12 @@ class Header:
         )
         if magic != MAGIC or version != VERSION or zero:
             raise ProtocolViolation("the peer does not speak this relay's protocol", todo="run one release everywhere")
-        if kind not in FrameType.__members__.values():
+        frame = _FRAMES.get(kind)
+        if frame is None:
             raise ProtocolViolation(f"a frame of type {kind}")
         if size > limit:
             raise ProtocolViolation(f"a payload of {size} bytes where {limit} is the most")
-        return cls(FrameType(kind), size, sender, receiver, check, chunk, SlotUse(slot, use), offset, flow, gen)
+        return cls(frame, size, sender, receiver, check, chunk, SlotUse(slot, use), offset, flow, gen)
 
 
 def incarnation_digest(incarnation: Incarnation) -> bytes:

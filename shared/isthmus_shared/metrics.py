@@ -23,6 +23,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
+        self._others: list[CollectorRegistry] = []
         self._bus()
         self._requests()
         self._planner()
@@ -30,8 +31,11 @@ class Metrics:
         self._relay()
 
     def exposition(self) -> bytes:
-        text: bytes = generate_latest(self.registry)
-        return text
+        return b"".join(generate_latest(registry) for registry in (self.registry, *self._others))
+
+    def include(self, registry: CollectorRegistry) -> None:
+        """Show another registry's metrics after our own: an engine's, under its own names."""
+        self._others.append(registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"isthmus_{name}", text, labels, registry=self.registry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from isthmus_kvrelay.bench.workloads import MIB, Workload
 
 RELAY_POOL_BYTES = 640 * MIB
 """Half of it for outgoing transfers: the largest workload and some."""
+SETTLE_POLL_S = 0.05
 SECRET = "ISTHMUS_RELAY_SECRET"
 
 
@@ -90,6 +92,7 @@ class RelayContender:
             self.target_socket = folder / "b.sock"
             ends = ("--producer", str(folder / "a.sock"), "--consumer", str(self.target_socket))
             self._driver = _start(stack, "isthmus_kvrelay.bench.driver_process", *ends)
+            self._relays = relays
             self.children: list[Child] = [*relays, self._driver]
             self._stack = stack.pop_all()
 
@@ -104,7 +107,10 @@ class RelayContender:
         return list(self._driver.ask(do="prepare", flows=flows, total_bytes=total_bytes)["tickets"])
 
     def intact(self, workload: Workload) -> bool:
-        return bool(self._driver.ask(do="fill", workload=workload.name)["intact"])
+        whole = bool(self._driver.ask(do="fill", workload=workload.name)["intact"])
+        while not all(relay.ask()["settled"] for relay in self._relays):  # it has a lane now, and compiles its loops
+            time.sleep(SETTLE_POLL_S)
+        return whole
 
     def close(self) -> None:
         self._stack.close()
@@ -143,6 +149,7 @@ class PairContender:
         self._stack.close()
 
 
-def sockets(streams: int) -> PairContender:
-    """The yardstick, see `bench.socket_process`."""
-    return PairContender("isthmus_kvrelay.bench.socket_process", "--streams", str(streams))
+def sockets(streams: int, *, unpaced: bool = False) -> PairContender:
+    """The yardstick, see `bench.socket_process`. `unpaced`: under the congestion control of lanes on loopback."""
+    options = ["--streams", str(streams), *(["--unpaced"] if unpaced else [])]
+    return PairContender("isthmus_kvrelay.bench.socket_process", *options)

@@ -9,7 +9,7 @@ from isthmus_kvrelay.bench.report import BULK
 from isthmus_kvrelay.bench.transfer import median
 from isthmus_shared.errors import Unavailable
 
-WIDTH_IN, HEIGHT_IN = 13.0, 4.2
+WIDTH_IN, HEIGHT_IN = 14.0, 4.4
 
 
 def draw(bench: RelayBench, path: Path) -> None:
@@ -28,15 +28,16 @@ def draw(bench: RelayBench, path: Path) -> None:
         for number, name in enumerate(names):
             values = [median(bench.transfers[name], workload, field) or 0.0 for workload in BULK]
             axes.bar([at + number * width for at in range(len(BULK))], values, width, label=name)
-        axes.set_xticks([at + 0.4 - width / 2 for at in range(len(BULK))], BULK, fontsize=8)
+        axes.set_xticks([at + 0.4 - width / 2 for at in range(len(BULK))], BULK, fontsize=7)
         axes.set_title(title)
-    rates.legend(fontsize=7)
+    figure.legend(*rates.get_legend_handles_labels(), loc="outside lower left", ncols=len(names), fontsize=7)
     variants = list(bench.bursts)
     for number, when in enumerate(("quiet", "burst")):
         values = [getattr(bench.bursts[name], f"{when}_p99_s") * 1e3 for name in variants]
         label = "alone" if when == "quiet" else "under bursts"
-        latency.bar([at + number * 0.4 for at in range(len(variants))], values, 0.4, label=label)
-    latency.set_xticks([at + 0.2 for at in range(len(variants))], variants, fontsize=8, rotation=20)
+        latency.barh([at + number * 0.4 for at in range(len(variants))], values, 0.4, label=label)
+    latency.set_yticks([at + 0.2 for at in range(len(variants))], variants, fontsize=8)
+    latency.invert_yaxis()  # the first one on top
     latency.set_title("decode's inter-token latency, p99 ms")
     latency.legend(fontsize=7)
     figure.savefig(path)

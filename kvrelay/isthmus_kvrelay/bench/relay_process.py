@@ -34,6 +34,7 @@ async def run(settings: DaemonSettings, fd: int) -> None:
         while await reader.readline():
             stats = daemon.stats()
             answer = {"sent_bytes": stats.sent_bytes, "received_bytes": stats.received_bytes, "stale": stats.stale}
+            answer["settled"] = daemon.settled
             writer.write(json.dumps(answer).encode() + b"\n")
     finally:
         writer.close()

@@ -53,17 +53,22 @@ class RelaySink:
     def filled(self, offset_bytes: int, size_bytes: int) -> None:
         """After the transfer's end this does nothing; `map` and `seal` say why it ended."""
         check_range(offset_bytes, size_bytes, self._total_bytes)
+        done = []
         with self._lock:
             if self._fault is not None:
                 self._be_quiet()
                 return
-            done = []
-            for chunk, _, size in pieces(offset_bytes, size_bytes, self._chunk_bytes):
-                assert self._left[chunk] >= size, "bytes were declared filled twice"
-                self._left[chunk] -= size
-                if self._left[chunk] == 0:
-                    done.append(chunk)
             self._filled_bytes += size_bytes
+            while size_bytes:  # mostly one chunk: a small block of many, so what is done here counts
+                chunk, start = divmod(offset_bytes, self._chunk_bytes)
+                size = min(self._chunk_bytes - start, size_bytes)
+                left = self._left[chunk] - size
+                assert left >= 0, "bytes were declared filled twice"
+                self._left[chunk] = left
+                if not left:
+                    done.append(chunk)
+                offset_bytes += size
+                size_bytes -= size
         for start in range(0, len(done), control.MAX_CHUNKS_PER_FRAME):
             packed = control.pack_indices(tuple(done[start : start + control.MAX_CHUNKS_PER_FRAME]))
             self._post(control.FilledNotice(*self.key, packed))

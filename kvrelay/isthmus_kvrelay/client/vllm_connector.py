@@ -32,7 +32,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.request import RequestStatus
 
-from isthmus_kvrelay.client.vllm.backends import form_of, untested
+from isthmus_kvrelay.client.vllm.backends import check_parallel, form_of, untested
 from isthmus_kvrelay.client.vllm.cache import RankCache
 from isthmus_kvrelay.client.vllm.jobs import StepJobs
 from isthmus_kvrelay.client.vllm.loading import Loader
@@ -40,14 +40,15 @@ from isthmus_kvrelay.client.vllm.metrics import ConnectorMetrics, ConnectorStats
 from isthmus_kvrelay.client.vllm.model_layers import group_tables, kv_shape, read_layers
 from isthmus_kvrelay.client.vllm.params import parse_params
 from isthmus_kvrelay.client.vllm.rank import Rank
-from isthmus_kvrelay.client.vllm.relay_thread import RelayThread
+from isthmus_kvrelay.client.vllm.relay_thread import RelayPort, RelayThread
 from isthmus_kvrelay.client.vllm.saving import Saver
 from isthmus_kvrelay.client.vllm.scheduling import Scheduled, Scheduling, SchedulingSettings
 from isthmus_kvrelay.client.vllm.settings import ConnectorSettings
 from isthmus_kvrelay.client.vllm.stats import TransferStats, empty_report
 from isthmus_shared.engines.reference.fingerprint import model_fingerprint
-from isthmus_shared.errors import ConfigInvalid, InvalidRequest
+from isthmus_shared.errors import InvalidRequest
 from isthmus_shared.ids import NodeId, WorkerId, new_id, new_incarnation
+from isthmus_shared.kv.shape import KvShape
 from isthmus_shared.messages.work import WorkerRef
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class IsthmusConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         settings = ConnectorSettings.read(self._kv_transfer_config.kv_connector_extra_config)
-        _check_supported(vllm_config)
+        check_parallel(vllm_config.parallel_config)
         self._scheduler = _SchedulerHalf(vllm_config, kv_cache_config, settings) if _schedules(role) else None
         self._worker = None if _schedules(role) else _WorkerHalf(vllm_config, kv_cache_config, settings)
 
@@ -185,6 +186,16 @@ class IsthmusConnector(KVConnectorBase_V1, SupportsHMA):
     # --- both
 
     @property
+    def kv_shape(self) -> KvShape:
+        """What transfers of this model's prompts hold; known to the scheduler's half."""
+        return self._half.shape
+
+    def use_flows(self, flows: RelayPort) -> None:
+        """With `worker_flows`: who has opened them. For the worker's half, before the first request."""
+        assert self._rank.relay is not None, "vLLM registers its caches before it uses them"
+        self._rank.relay.use(flows)
+
+    @property
     def stats(self) -> TransferStats:
         """What this half has counted."""
         return self._half.stats if self._worker is None else self._worker.stats
@@ -223,7 +234,7 @@ class _SchedulerHalf:
         self._pins: dict[str, list[int]] = {}
         self._requests: dict[str, Request] = {}
         tp_size = config.parallel_config.tensor_parallel_size
-        shape = kv_shape(
+        self.shape = kv_shape(
             read_layers(cache.kv_cache_groups),
             fingerprint=settings.model_fingerprint or model_fingerprint(_model_folder(config)),
             tp_size=tp_size,
@@ -231,7 +242,7 @@ class _SchedulerHalf:
         )
         self.core = Scheduling(
             SchedulingSettings(
-                shape=shape,
+                shape=self.shape,
                 groups=group_tables(cache.kv_cache_groups),
                 tp_size=tp_size,
                 peer_tp_size=settings.peer_tp_size or tp_size,
@@ -309,7 +320,7 @@ class _WorkerHalf:
         self.stats = TransferStats(scheduler=False)
         self._saver: Saver | None = None
         self._loader: Loader | None = None
-        self._relay: RelayThread | None = None
+        self.relay: RelayThread | None = None
 
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
         """The engine's caches are there: from now on KV can be transferred."""
@@ -318,13 +329,13 @@ class _WorkerHalf:
         amx = self._config.model_config.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
         backends = {spec.name: layers[spec.name].get_attn_backend().get_name() for spec in self._layers}
         cache = RankCache(self._layers, tensors, lambda name: form_of(backends[name], os.environ, amx=amx))
-        self._relay = _relay_thread(self._config, self._settings, f"r{rank}")
+        self.relay = _relay_thread(self._config, self._settings, f"r{rank}")
         shared = Rank(
             rank=rank,
             tp_size=self._config.parallel_config.tensor_parallel_size,
             layers=self._layers,
             kv_heads_total=self._config.model_config.get_total_num_kv_heads(),
-            relay=self._relay,
+            relay=self.relay,
             stats=self.stats,
             log=logger.warning,
             staging_wait_s=self._settings.staging_wait_s,
@@ -332,7 +343,12 @@ class _WorkerHalf:
         )
         self._saver, self._loader = Saver(shared, cache), Loader(shared, cache)
         forms = sorted({f"{backend}: {form_of(backend, os.environ, amx=amx)}" for backend in backends.values()})
-        logger.info("KV of %d layers through %s; %s", len(tensors), self._settings.relay_socket, "; ".join(forms))
+        logger.info(
+            "KV of %d layers through %s; %s",
+            len(tensors),
+            self._settings.relay_socket or "the worker",
+            "; ".join(forms),
+        )
 
     @property
     def saver(self) -> Saver:
@@ -348,8 +364,8 @@ class _WorkerHalf:
         if self._saver is not None and self._loader is not None:
             self._saver.stop()
             self._loader.stop()
-        if self._relay is not None:
-            self._relay.stop()
+        if self.relay is not None:
+            self.relay.stop()
 
 
 def _schedules(role: KVConnectorRole) -> bool:
@@ -369,7 +385,7 @@ def _relay_thread(config: VllmConfig, settings: ConnectorSettings, part: str) ->
     )
     relay = RelayThread(settings.relay_socket, worker, logger.info)
     relay.start()
-    if not relay.wait_attached(settings.attach_s):
+    if settings.relay_socket is not None and not relay.wait_attached(settings.attach_s):
         logger.warning("no relay at %s yet: until it is there, KV is not transferred", settings.relay_socket)
     return relay
 
@@ -380,15 +396,3 @@ def _model_folder(config: VllmConfig) -> Path:
     if Path(model.model).is_dir():
         return Path(model.model)
     return Path(huggingface_hub.snapshot_download(model.model, revision=model.revision, local_files_only=True))
-
-
-def _check_supported(config: VllmConfig) -> None:
-    parallel = config.parallel_config
-    sizes = {
-        "pipeline_parallel_size": parallel.pipeline_parallel_size,
-        "prefill_context_parallel_size": getattr(parallel, "prefill_context_parallel_size", 1),
-        "decode_context_parallel_size": getattr(parallel, "decode_context_parallel_size", 1),
-    }
-    for name, size in sizes.items():
-        if size != 1:
-            raise ConfigInvalid(f"{name} {size} with the Isthmus connector", todo=f"set {name} to 1", param=name)

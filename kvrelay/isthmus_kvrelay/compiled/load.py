@@ -45,6 +45,11 @@ class Loading:
             self._thread = threading.Thread(target=self._load, name="relay-compile", daemon=True)
             self._thread.start()
 
+    @property
+    def settled(self) -> bool:
+        """Nothing is being loaded now."""
+        return self._thread is None or not self._thread.is_alive()
+
     def wait(self) -> None:
         """Blocks until what was started has ended: LLVM must not be at work when the process exits."""
         if self._thread is not None:

@@ -123,6 +123,10 @@ class AbortByClient:
 class LaneUp:
     lane: LaneId
     peer: Incarnation
+    via: str = "tcp"
+    """What carries its chunks; a name, for the counts."""
+    depth: int | None = None
+    """Chunks that the lane's transport can have under way to this relay; None: it sets no bound."""
 
 
 @dataclass(frozen=True, slots=True)

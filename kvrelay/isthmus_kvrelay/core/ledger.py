@@ -43,6 +43,9 @@ class Lane:
     pacer: Pacer
     aimd: Aimd
     up_s: float
+    via: str = "tcp"
+    depth: int | None = None
+    """Work requests: the least of what is configured and what its transport has room for; None: no bound."""
     order: FairOrder = field(default_factory=FairOrder)
     """Of the flows that have something to send on it."""
     waiting_since_s: float = 0.0
@@ -79,6 +82,9 @@ class Lane:
 class Counters:
     sent_bytes: int = 0
     received_bytes: int = 0
+    sent_via: Counter[str] = field(default_factory=Counter)
+    """The same by what carried them; a lane's that is gone included."""
+    received_via: Counter[str] = field(default_factory=Counter)
     stale: int = 0
     """Late, repeated or unknown messages and chunks that were refused."""
     delivered: Counter[Side] = field(default_factory=Counter)

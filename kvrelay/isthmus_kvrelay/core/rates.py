@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from isthmus_kvrelay.core.events import FeedbackReceived, RatesSet
+from isthmus_kvrelay.core.events import FeedbackReceived, LaneUp, RatesSet
 from isthmus_kvrelay.core.feedback import Aimd
 from isthmus_kvrelay.core.ledger import Lane, Ledger
-from isthmus_kvrelay.core.names import LaneId
 from isthmus_kvrelay.core.pacer import Pacer
 from isthmus_shared.ids import Incarnation
 
@@ -22,11 +21,15 @@ class Rates:
         self._by_peer: dict[Incarnation, float] = {}
         self._until_s = math.inf
 
-    def lane_up(self, lane: LaneId, peer: Incarnation) -> Lane:
-        led, ceiling = self._ledger, self._ceiling(peer)
+    def lane_up(self, event: LaneUp) -> Lane:
+        led, ceiling = self._ledger, self._ceiling(event.peer)
+        depth = min((d for d in (led.settings.work_requests, event.depth) if d is not None), default=None)
         burst = PACER_BURST_CHUNKS * led.settings.slot_bytes
         pacer = Pacer(rate_bytes_per_s=ceiling, burst_bytes=burst, now_s=led.now_s)
-        return Lane(lane, peer, pacer, Aimd(ceiling=ceiling, now_s=led.now_s), up_s=led.now_s, metered_s=led.now_s)
+        aimd = Aimd(ceiling=ceiling, now_s=led.now_s)
+        lane = Lane(event.lane, event.peer, pacer, aimd, up_s=led.now_s, via=event.via, depth=depth)
+        lane.metered_s = led.now_s
+        return lane
 
     def set(self, event: RatesSet) -> None:
         """The planner's word; a later one replaces it as a whole."""

@@ -122,7 +122,7 @@ class RelayCore:
         led = self._led
         match event:
             case ev.LaneUp():
-                lane = self._rates.lane_up(event.lane, event.peer)
+                lane = self._rates.lane_up(event)
                 led.lanes[lane.lane] = lane
                 led.lane_to.setdefault(lane.peer, lane.lane)
                 self._in.lane_up(lane)

@@ -20,6 +20,7 @@ Pull = tuple[LaneId, FlowKey, int]
 class _Send:
     pull: Pull
     chunk: int
+    via: str
 
 
 class Sending:
@@ -79,7 +80,7 @@ class Sending:
         led.staging.pin(ref, Pin.SEND)
         led.staging.move(ref, SlotState.SENDING)
         pull = (lane.lane, flow.key, flow.pull)
-        self._sends[ref] = _Send(pull, chunk)
+        self._sends[ref] = _Send(pull, chunk, lane.via)
         self._moving[pull] += 1
         led.emit(SendChunk(lane.lane, flow.key, chunk, chunk * flow.chunk_bytes, size, ref, grant.into))
         return True
@@ -99,6 +100,7 @@ class Sending:
             return
         if event.ok:
             led.count.sent_bytes += flow.size_of(event.chunk)
+            led.count.sent_via[send.via] += flow.size_of(event.chunk)
             if lane is not None:
                 lane.sent_bytes += flow.size_of(event.chunk)
         if led.staging.state(event.out_of) is SlotState.SENDING:

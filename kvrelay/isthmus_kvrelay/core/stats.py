@@ -51,6 +51,9 @@ class RelayStats:
     """Slots put into quarantine since the start."""
     sent_bytes: int
     received_bytes: int
+    sent_via: dict[str, int]
+    """Bytes by what carried them."""
+    received_via: dict[str, int]
     stale: int
     retargets: int
     revivals: int
@@ -96,6 +99,8 @@ def stats_of(led: Ledger, *, flows_out: int, flows_in: int) -> RelayStats:
         quarantines=led.staging.quarantines,
         sent_bytes=led.count.sent_bytes,
         received_bytes=led.count.received_bytes,
+        sent_via=dict(led.count.sent_via),
+        received_via=dict(led.count.received_via),
         stale=led.count.stale,
         retargets=led.count.retargets,
         revivals=led.count.revivals,

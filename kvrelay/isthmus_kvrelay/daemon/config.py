@@ -43,7 +43,7 @@ class RelayConfig(ServiceConfig):
     prefault: bool = Field(default=True, description="Fill the pool's memory in at the start, in the background")
     huge_pages: bool = Field(default=False, description="The pool in huge pages, which the host must have reserved")
     numa_node: int | None = Field(default=None, ge=0, lt=1024, description="Node of the host to hold the pool")
-    slot_bytes: int = Field(default=MIB, ge=4096, le=64 * MIB, description="One slot, and so one chunk")
+    slot_bytes: int = Field(default=2 * MIB, ge=4096, le=64 * MIB, description="One slot, and so one chunk")
     out_share: float = Field(default=0.5, gt=0, lt=1, description="Largest part of the pool for outgoing transfers")
     retain_bytes: int | None = Field(
         default=None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from isthmus_kvrelay.core.events import FlowClosed, HostCostMeasured, Side
 from isthmus_kvrelay.core.relay import LaneStats, RelayStats
 from isthmus_kvrelay.core.staging import SlotState
@@ -43,7 +45,8 @@ class Observed:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._sent_bytes = self._received_bytes = self._stale = self._uncredited = 0
+        self._sent_via, self._received_via = Counter[str](), Counter[str]()
+        self._stale = self._uncredited = 0
         self._granted_bytes = self._quarantines = 0
         self._retargets = self._revivals = self._decreases = 0
         self._peers: set[str] = set()
@@ -58,13 +61,17 @@ class Observed:
         m.relay_credits_outstanding_bytes.set(stats.credits_outstanding_bytes)
         m.relay_lanes.labels("up").set(stats.lanes)
         m.relay_clients.set(stats.clients)
-        m.relay_sent_bytes.labels("tcp").inc(stats.sent_bytes - self._sent_bytes)
-        m.relay_received_bytes.labels("tcp").inc(stats.received_bytes - self._received_bytes)
+        for counter, sums, seen in (
+            (m.relay_sent_bytes, stats.sent_via, self._sent_via),
+            (m.relay_received_bytes, stats.received_via, self._received_via),
+        ):
+            for transport, size in sums.items():
+                counter.labels(transport).inc(size - seen[transport])
+                seen[transport] = size
         m.relay_credits_granted_bytes.inc(stats.credits_granted_bytes - self._granted_bytes)
         m.relay_quarantines.inc(stats.quarantines - self._quarantines)
         m.relay_stale.labels("message").inc(stats.stale - self._stale)
         m.relay_stale.labels("chunk").inc(uncredited_chunks - self._uncredited)
-        self._sent_bytes, self._received_bytes = stats.sent_bytes, stats.received_bytes
         self._granted_bytes, self._quarantines = stats.credits_granted_bytes, stats.quarantines
         self._stale, self._uncredited = stats.stale, uncredited_chunks
         self._take_times(chunk_times)

@@ -131,9 +131,12 @@ def _no_numa(node: int, why: str) -> ConfigInvalid:
 
 
 def _no_huge_pages(pool_bytes: int, error: OSError) -> ConfigInvalid:
+    todo = "reserve them (sysctl vm.nr_hugepages), or unset ISTHMUS_RELAY_HUGE_PAGES"
+    if error.errno == errno.EINVAL:
+        todo = "make ISTHMUS_RELAY_POOL_BYTES a multiple of the host's huge pages (grep Hugepagesize /proc/meminfo)"
     return ConfigInvalid(
         f"the pool of {pool_bytes} bytes cannot be had in huge pages",
         why=str(error),
-        todo="reserve them (sysctl vm.nr_hugepages), or unset ISTHMUS_RELAY_HUGE_PAGES",
+        todo=todo,
         param="huge_pages",
     )

@@ -131,6 +131,11 @@ class RelayDaemon:
     def uncredited_chunks(self) -> int:
         return self._transport.uncredited_chunks
 
+    @property
+    def settled(self) -> bool:
+        """Chunks move as they will from now on: nothing is being compiled any more. For measurements."""
+        return self._transport.loading.settled
+
     def stats(self) -> RelayStats:
         return self._core.stats()
 

@@ -11,6 +11,7 @@ from itertools import count
 
 from structlog.typing import FilteringBoundLogger
 
+from isthmus_kvrelay.compiled.load import Loading
 from isthmus_kvrelay.core.events import CloseLane, Dial, ExpectChunk, LaneId, RevokeFlow, SendChunk
 from isthmus_kvrelay.transports.handshake import Identity, LaneKind
 from isthmus_kvrelay.transports.port import ControlEffect, Emit
@@ -116,6 +117,10 @@ class MixedTransport:
     @property
     def uncredited_chunks(self) -> int:
         return self._tcp.uncredited_chunks + self._verbs.uncredited_chunks
+
+    @property
+    def loading(self) -> Loading:
+        return self._tcp.loading
 
     @property
     def rail_failures(self) -> dict[str, int]:

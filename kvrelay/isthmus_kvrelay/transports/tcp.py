@@ -95,7 +95,7 @@ class TcpTransport:
         self._mail = Mailbox(emit)
         self._tls = None if settings.tls is None else Tls(settings.tls)
         self._landing = LandingTable(pool)
-        self._loading = Loading(log, wanted=settings.compiled and settings.tls is None)
+        self.loading = Loading(log, wanted=settings.compiled and settings.tls is None)
         self._lanes: dict[LaneId, TcpLane] = {}
         self._joining: dict[tuple[Incarnation, bytes], Joining] = {}
         self._lane_numbers = count(1) if lane_numbers is None else lane_numbers
@@ -154,7 +154,7 @@ class TcpTransport:
         if self._runner is not None:
             await self._runner
             self._mail.flush()
-        await asyncio.to_thread(self._loading.wait)
+        await asyncio.to_thread(self.loading.wait)
 
     def _greet(self, work: Coroutine[None, None, None]) -> None:
         assert self._work is not None
@@ -380,9 +380,9 @@ class TcpTransport:
             lane.close(PartyLost("the relay is stopping"))
 
     async def _streams(self, control: socket.socket, data: list[socket.socket], *, dialed: bool) -> Sequence[Stream]:
-        self._loading.start()
+        self.loading.start()
         if self._tls is None:
-            return [PlainStream(sock, self._loading) for sock in data]
+            return [PlainStream(sock, self.loading) for sock in data]
         try:
             return await self._tls.secure(data, dialed=dialed, timeout_s=self._settings.handshake_timeout_s)
         except OSError:

@@ -189,8 +189,8 @@ def _checked(ends: Ends, data: memoryview, limit: int) -> Header:
     header = Header.decode(data, limit=limit)
     if (header.sender, header.receiver) != (ends.peer, ends.me):
         raise ProtocolViolation("a data stream carried what is of another lane")
-    if header.type is FrameType.CHUNK and header.payload_bytes > ends.pool.slot_bytes:
-        raise ProtocolViolation(f"a chunk of {header.payload_bytes} bytes where {ends.pool.slot_bytes} is the most")
+    if header.type is FrameType.CHUNK and not 0 < header.payload_bytes <= ends.pool.slot_bytes:
+        raise ProtocolViolation(f"a chunk of {header.payload_bytes} bytes where 1 to {ends.pool.slot_bytes} may be")
     return header
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ def _worker(spec: ClusterSpec, node: NodeSpec, worker: WorkerSpec, around: Surro
         "ISTHMUS_WORKER_ID": worker.id,
         "ISTHMUS_WORKER_NODE_ID": node.id,
         "ISTHMUS_WORKER_VENDOR": worker.vendor,
-        "ISTHMUS_ENGINE_KIND": spec.engine,
+        "ISTHMUS_ENGINE_KIND": worker.engine or spec.engine,
         "ISTHMUS_ENGINE_MODEL": str(around.model),
         "ISTHMUS_ENGINE_MODEL_NAME": spec.model.name,
         "ISTHMUS_ENGINE_KV_LAYOUT": worker.kv_layout,
@@ -106,6 +107,7 @@ def _worker(spec: ClusterSpec, node: NodeSpec, worker: WorkerSpec, around: Surro
         "ISTHMUS_ENGINE_KV_BLOCKS": worker.kv_blocks,
         "ISTHMUS_ENGINE_MAX_BATCH": worker.max_batch,
         "ISTHMUS_ENGINE_PREFILL_CHUNK_TOKENS": worker.prefill_chunk_tokens,
+        "ISTHMUS_ENGINE_VLLM_ARGS": json.dumps(worker.vllm) if worker.vllm else None,
     }
     settings |= {name: str(value) for name, value in optional.items() if value is not None}
     return settings | worker.env

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 import isthmus_shared
-from isthmus_cli import bench, doctor, plan, reproduce
+from isthmus_cli import bench, calibrate, doctor, plan, reproduce
 from isthmus_cli import status as status_view
 from isthmus_cli.chat import Chat
 from isthmus_cli.cluster import UpOptions
@@ -44,6 +44,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 doctor.add_to(app)
+calibrate.add_to(app)
 plan.add_to(app)
 reproduce.add_to(app)
 
@@ -80,7 +81,7 @@ def up(
         int | None, typer.Option(help="Port of the endpoint; 0 takes a free one.", min=0, max=65535)
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address of the endpoint.")] = None,
-    engine: Annotated[str | None, typer.Option(help="reference or sim.")] = None,
+    engine: Annotated[str | None, typer.Option(help="reference, sim or vllm.")] = None,
     model: Annotated[Path | None, typer.Option(help="Hugging Face folder of a model to serve.")] = None,
     model_name: Annotated[str | None, typer.Option(help="Its name for clients.")] = None,
     same_node: Annotated[

@@ -35,6 +35,9 @@ def plan(
     cluster_out: Annotated[
         Path | None, typer.Option("--cluster", help="Write a cluster file for `isthmus up` there.")
     ] = None,
+    constants: Annotated[
+        Path | None, typer.Option(help="Your own measurements' constants, from `isthmus calibrate --out`.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the simulations.", min=0)] = 0,
 ) -> None:
     """Find who should prefill, who decode, and whether to disaggregate at all.
@@ -42,7 +45,7 @@ def plan(
     Closed forms search, a simulator checks. Nothing is started and nothing is sent anywhere.
     """
     try:
-        made = _made(cluster, workload, seed)
+        made = _made(cluster, workload, constants, seed)
         _write(made, html, cluster_out)
     except ConfigInvalid as error:
         fail(error)
@@ -66,13 +69,15 @@ def missing_extra(error: ModuleNotFoundError) -> ConfigInvalid:
     return ConfigInvalid(f"{error.name} is not installed", todo="pip install 'isthmus[plan]'")
 
 
-def _made(cluster: Path, workload: Path, seed: int) -> Plan:
+def _made(cluster: Path, workload: Path, constants: Path | None, seed: int) -> Plan:
     try:  # numpy, scipy and numba: not for those who only run a cluster
-        from isthmus_planner.plan.inputs import load_cluster, load_workload
+        from isthmus_planner.plan.inputs import load_calibration, load_cluster, load_workload
         from isthmus_planner.plan.planning import make_plan
     except ModuleNotFoundError as error:
         raise missing_extra(error) from error
-    return make_plan(load_cluster(cluster), load_workload(workload), cluster.parent, seed=seed)
+    servers, asked_for = load_cluster(cluster), load_workload(workload)
+    calibration = None if constants is None else load_calibration(constants)
+    return make_plan(servers, asked_for, cluster.parent, calibration=calibration, seed=seed)
 
 
 def _write(made: Plan, html: Path | None, cluster_out: Path | None) -> None:
@@ -95,7 +100,7 @@ def show(console: Console, made: Plan) -> None:
     console.print(f"[bold]{made.verdict}[/bold]")
     console.print(asked(made))
     console.print(_servers_table(made))
-    console.print(_options_table(named_options(made)))
+    console.print(_options_table(named_options(made), saturated=made.targets.ttft_s is None))
     if made.pareto:
         console.print(_pareto_table(made))
     for reason in made.reasons:
@@ -121,7 +126,8 @@ def _servers_table(made: Plan) -> Table:
         by_role = {role.value: count for role, count in used.items()}
         cells = [_count(by_role.get(role, 0.0)) for role in ("prefill", "decode", "aggregated")]
         idle = _count(each.node.count - sum(used.values()))
-        origin = "calibrated" if each.node.constants.calibrated else "specification"
+        calibrated = all(each.by_role[role].constants.calibrated for role in used)
+        origin = "–" if not used else "calibrated" if calibrated else "not calibrated"
         table.add_row(each.node.name, str(each.node.count), *cells, idle, layouts, origin)
     return table
 
@@ -130,7 +136,8 @@ def _count(value: float) -> str:
     return f"{value:g}" if value > 0 else "–"
 
 
-def _options_table(options: list[tuple[str, Option]]) -> Table:
+def _options_table(options: list[tuple[str, Option]], *, saturated: bool) -> Table:
+    """`saturated`: without a TTFT target requests queue, and their TTFT says nothing."""
     table = Table(title="p50 / p90 by closed forms, and simulated at the highest load within the targets")
     for column in ("plan", "requests/s", "output tok/s", "$/M output", "TTFT ms", "ITL ms"):
         table.add_column(column)
@@ -152,7 +159,7 @@ def _options_table(options: list[tuple[str, Option]]) -> Table:
         else:
             rate = f"{found.requests_per_s:.2f}" + ("" if found.steady else " (unsettled)")
             rate += "" if found.within_targets else " (late)"
-            ttft = f"{found.ttft_p50_s * 1e3:.0f} / {found.ttft_p90_s * 1e3:.0f}"
+            ttft = "saturated" if saturated else f"{found.ttft_p50_s * 1e3:.0f} / {found.ttft_p90_s * 1e3:.0f}"
             table.add_row(*cells, rate, ttft, f"{found.itl_s * 1e3:.2f} / {found.itl_p90_s * 1e3:.2f}")
     return table
 

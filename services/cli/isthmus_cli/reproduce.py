@@ -55,7 +55,7 @@ def show(console: Console, found: Reproduction) -> None:
     console.print(_checks(list(found.checks)))
     console.print(
         f"{found.fitted} constants fitted to {found.numbers} published numbers and the orderings at "
-        f"{len(found.run.cells)} operating points:",
+        f"{found.ordered} of {len(found.run.cells)} operating points:",
         highlight=False,
     )
     for name, value in _fitted(found):

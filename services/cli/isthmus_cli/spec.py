@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
@@ -19,6 +19,7 @@ MAX_PROCESSES = 64
 MAX_PROBLEMS = 10
 """Shown at once; a file with more is better read from its top."""
 
+Engine = Literal["reference", "sim", "vllm"]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
 """Becomes part of bus subjects, file names and metrics, hence the narrow alphabet."""
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
@@ -49,7 +50,7 @@ class PlannerSpec(_Spec):
 
 
 class RelaySpec(_Spec):
-    pool_mib: int = Field(default=256, ge=1, le=1 << 20)
+    pool_mib: int = Field(default=256, ge=4, le=1 << 20)
     """Staging memory of the node."""
     env: dict[EnvName, str] = {}
 
@@ -65,6 +66,10 @@ class WorkerSpec(_Spec):
     max_batch: int | None = Field(default=None, gt=0)
     prefill_chunk_tokens: int | None = Field(default=None, gt=0)
     threads: int | None = Field(default=None, gt=0)
+    engine: Engine | None = None
+    """Another one than the cluster's."""
+    vllm: dict[str, Any] = {}
+    """Arguments of vLLM's engine, e.g. ``{dtype: float32, kv_cache_memory_bytes: 67108864}``."""
     env: dict[EnvName, str] = {}
 
     @field_validator("kv_layout")
@@ -85,7 +90,7 @@ class NodeSpec(_Spec):
 
 class ClusterSpec(_Spec):
     model: ModelSpec = ModelSpec()
-    engine: Literal["reference", "sim"] = "reference"
+    engine: Engine = "reference"
     ingress: IngressSpec = IngressSpec()
     planner: PlannerSpec = PlannerSpec()
     env: dict[EnvName, str] = {}
@@ -106,6 +111,9 @@ class ClusterSpec(_Spec):
         taken = sorted(processes.intersection(worker.id for worker in self.workers))
         if taken:
             raise ValueError(f"worker id {taken[0]!r} is the name of another process of the cluster")
+        idle = sorted(w.id for w in self.workers if w.vllm and (w.engine or self.engine) != "vllm")
+        if idle:
+            raise ValueError(f"worker {idle[0]!r} has arguments for vLLM, but its engine is another; set engine: vllm")
         if all(worker.role != "decode" for worker in self.workers):
             raise ValueError("no worker has role 'decode'; at least one is needed to answer anything")
         if len(self.nodes) + len(self.workers) > MAX_PROCESSES:

@@ -52,6 +52,8 @@ class Streamer:
 
     def _piece(self, choice: Choice, piece: Piece, parts: list[bytes]) -> None:
         usage = self._usage()
+        if piece.reasoning:
+            parts.append(self._make.reasoning(choice.index, piece.reasoning))
         if self._plain:
             if piece.text:
                 parts.append(self._make.text(choice.index, piece.text, usage=usage))
@@ -71,6 +73,7 @@ class Streamer:
 @dataclass(slots=True)
 class _Whole:
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
@@ -85,6 +88,7 @@ async def whole_answer(exchange: Exchange, identity: render.Identity, tokenizer:
             whole = wholes[choice.index]
             whole.texts.append(update.text)
             if type(update) is Piece:
+                whole.thoughts.append(update.reasoning)
                 whole.token_ids.extend(update.token_ids)
                 whole.logprobs.extend(update.logprobs or ())
                 whole.offsets.extend(update.offsets)
@@ -112,7 +116,8 @@ def _choice(exchange: Exchange, choice: Choice, whole: _Whole, tokenizer: Tokeni
             extra["prompt_token_ids"] = list(prompt.token_ids)
     assert choice.finish is not None
     if prepared.chat:
-        return render.chat_choice(choice.index, text, choice.finish, logprobs, extra)
+        reasoning = None if choice.channels is None else "".join(whole.thoughts)
+        return render.chat_choice(choice.index, text, choice.finish, logprobs, extra, reasoning)
     return render.completion_choice(choice.index, prompt.text + text, choice.finish, logprobs, extra)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from isthmus_ingress.detokenize import Detokenizer, StopScanner
+from isthmus_ingress.harmony import HarmonyParser, Part
 from isthmus_ingress.saga_types import Deliver
 from isthmus_shared.messages.work import FinishReason, TokenLogprob
 
@@ -21,6 +22,14 @@ class Piece:
     """Where each token's text begins, in characters of the answer's text."""
     stopped: bool
     """A stop string was found: nothing follows."""
+    reasoning: str = ""
+    """What a model that answers on channels thought aloud; no part of `text`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    parser: HarmonyParser
+    reasoning: Detokenizer
 
 
 @dataclass(slots=True)
@@ -32,6 +41,8 @@ class Choice:
     scanner: StopScanner
     silent_ids: frozenset[int]
     """Stop token ids: they end the answer and are no text of it."""
+    channels: Channels | None = None
+    """Of a model that answers on channels."""
     tokens: int = 0
     chars: int = 0
     """Text so far, held back or not."""
@@ -44,9 +55,14 @@ class Choice:
         texts: list[str] = []
         offsets: list[int] = []
         stopped = False
+        thought = ""
         for token_id in deliver.token_ids:
             offsets.append(self.chars)
-            text = "" if token_id in self.silent_ids else self.detokenizer.push(token_id)
+            part = Part.CONTENT if self.channels is None else self.channels.parser.push(token_id)
+            if self.channels is not None and part is Part.REASONING:
+                thought += self.channels.reasoning.push(token_id)
+            silent = part is not Part.CONTENT or token_id in self.silent_ids
+            text = "" if silent else self.detokenizer.push(token_id)
             self.chars += len(text)
             shown, stopped = self.scanner.push(text)
             texts.append(shown)
@@ -56,7 +72,7 @@ class Choice:
         count = len(texts)
         self.tokens += count
         logprobs = deliver.logprobs[:count] if deliver.logprobs is not None else None
-        return Piece("".join(texts), deliver.token_ids[:count], logprobs, tuple(offsets), stopped)
+        return Piece("".join(texts), deliver.token_ids[:count], logprobs, tuple(offsets), stopped, thought)
 
     def end(self, finish: FinishReason) -> str:
         """The text that was held back, now that no more comes; sets `finish` (a stop string in it counts)."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from isthmus_ingress.choice import Choice, Piece
+from isthmus_ingress.choice import Channels, Choice, Piece
 from isthmus_ingress.detokenize import StopScanner
 from isthmus_ingress.driver import Deps, RunningSaga, Work
+from isthmus_ingress.harmony import HarmonyParser
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.openai.errors import TooManyRequests
 from isthmus_ingress.openai.render import Usage
@@ -18,7 +19,7 @@ from isthmus_ingress.outbox import Outbox
 from isthmus_ingress.prepare import Prepared
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import ClientGone, Deliver, End, StopFound
-from isthmus_ingress.text import Tokenizer
+from isthmus_ingress.text import ModelText
 from isthmus_shared.errors import Cancelled, IsthmusError
 from isthmus_shared.ids import RequestId, TransferId, new_id
 
@@ -45,7 +46,7 @@ Update = tuple[Choice, Piece | Finished]
 
 class Exchange:
     def __init__(
-        self, prepared: Prepared, tokenizer: Tokenizer, hub: Hub, deps: Deps, limits: Limits, *, received_s: float
+        self, prepared: Prepared, text: ModelText, hub: Hub, deps: Deps, limits: Limits, *, received_s: float
     ) -> None:
         if hub.running + len(prepared.sampling) > limits.max_in_flight:
             raise TooManyRequests(
@@ -64,9 +65,10 @@ class Exchange:
             Choice(
                 index,
                 index // prepared.choices_per_prompt,
-                tokenizer.detokenizer(),
+                text.tokenizer.detokenizer(),
                 StopScanner(prepared.stops),
                 silent,
+                _channels(prepared, text),
             )
             for index in range(len(prepared.sampling))
         ]
@@ -178,3 +180,10 @@ class Exchange:
         self._metrics.requests.labels("chat" if self.prepared.chat else "completions", outcome).inc()
         self._metrics.requests_running.dec()
         self._metrics.request_e2e_seconds.observe(self._loop.time() - self._received_s)
+
+
+def _channels(prepared: Prepared, text: ModelText) -> Channels | None:
+    """A chat with a model that answers on channels; completions show what the model writes."""
+    if text.harmony is None or not prepared.chat:
+        return None
+    return Channels(HarmonyParser(text.harmony, text.tokenizer.token_bytes), text.tokenizer.detokenizer())

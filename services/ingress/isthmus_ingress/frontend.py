@@ -43,9 +43,7 @@ class Frontend:
     @contextmanager
     def exchange(self, prepared: Prepared, *, received_s: float) -> Iterator[Exchange]:
         """The request in progress; on any way out of the context nothing of it is left running."""
-        exchange = Exchange(
-            prepared, self.preparer.text.tokenizer, self.hub, self._deps, self._limits, received_s=received_s
-        )
+        exchange = Exchange(prepared, self.preparer.text, self.hub, self._deps, self._limits, received_s=received_s)
         self._active += 1
         self.idle.clear()
         exchange.start()

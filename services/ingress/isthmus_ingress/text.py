@@ -20,6 +20,7 @@ import jinja2.sandbox
 import tokenizers
 
 from isthmus_ingress.detokenize import Detokenizer
+from isthmus_ingress.harmony import HarmonyMarkers, find_markers
 from isthmus_shared.errors import ConfigInvalid, InvalidRequest
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -144,6 +145,8 @@ class ModelText:
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    harmony: HarmonyMarkers | None = None
+    """Of a model that answers on channels (gpt-oss)."""
 
 
 def load_model_text(folder: Path) -> ModelText:
@@ -159,7 +162,7 @@ def load_model_text(folder: Path) -> ModelText:
     special = {name: text for name in _SPECIAL_NAMES if (text := _content(config.get(name))) is not None}
     source = _template_source(folder, config)
     template = ChatTemplate(source, special) if source is not None else None
-    return ModelText(Tokenizer(inner, source=str(path)), template)
+    return ModelText(Tokenizer(inner, source=str(path)), template, find_markers(folder, inner.token_to_id))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from isthmus_planner.cost.speeds import CostConstants, Pending, crossing_s, predict, queue_wait_s
+from isthmus_planner.cost.online import LiveCosts
+from isthmus_planner.cost.speeds import CostConstants, Pending, Side, crossing_s, predict, queue_wait_s
 from isthmus_planner.deadlines import DeadlinePolicy
 from isthmus_planner.registry import ref_of
 from isthmus_shared.errors import ContextTooLong, IsthmusError, ModelNotFound, Unavailable
@@ -70,6 +71,12 @@ class Cluster:
     """Every model name seen, its workers alive or not."""
     warm: bool
     """False in a planner so young that it may not have heard everyone yet."""
+    learned: Mapping[Incarnation, LiveCosts] = field(default_factory=dict)
+    """What the workers' steps cost, of those that have told."""
+
+    def side(self, worker: WorkerHeartbeat) -> Side:
+        life = worker.incarnation
+        return Side(worker, self.pending.get(life, Pending()), self.learned.get(life))
 
 
 def choose(request: RouteRequest, cluster: Cluster, policy: Policy, planner: Incarnation) -> tuple[Route, Plan]:
@@ -183,24 +190,20 @@ def _last_resort(request: RouteRequest, cluster: Cluster, policy: Policy) -> Ite
 def _plan(
     request: RouteRequest, prefill: WorkerHeartbeat | None, decode: WorkerHeartbeat, cluster: Cluster, policy: Policy
 ) -> Plan:
-    first = prefill or decode
-    at_first = cluster.pending.get(first.incarnation, Pending())
-    at_decode = cluster.pending.get(decode.incarnation, Pending())
-    free = decode.load.kv_blocks_free - at_decode.kv_blocks
+    first, second = cluster.side(prefill or decode), cluster.side(decode)
+    free = decode.load.kv_blocks_free - second.pending.kv_blocks
     short = blocks_for(request.isl_tokens + 1, decode.kv_block_tokens) > free
     return Plan(
         prefill=prefill,
         decode=decode,
-        predicted=predict((first, at_first), (decode, at_decode), request.isl_tokens, policy.constants),
-        waits_s=(KV_WAIT_S if short else 0.0) + _interference_s(prefill, decode, at_decode, policy.constants),
+        predicted=predict(first, second, request.isl_tokens, policy.constants),
+        waits_s=(KV_WAIT_S if short else 0.0) + _interference_s(prefill, second, policy.constants),
     )
 
 
-def _interference_s(
-    prefill: WorkerHeartbeat | None, decode: WorkerHeartbeat, pending: Pending, constants: CostConstants
-) -> float:
+def _interference_s(prefill: WorkerHeartbeat | None, decode: Side, constants: CostConstants) -> float:
     """Prompts queued on the decode worker hold up its steps, whoever prefills this one."""
-    return 0.0 if prefill is None else queue_wait_s(decode, pending, constants)
+    return 0.0 if prefill is None else queue_wait_s(decode, constants)
 
 
 def _rank(plan: Plan, policy: Policy, pending: Mapping[Incarnation, Pending]) -> tuple[float, float, int, str, str]:

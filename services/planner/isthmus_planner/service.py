@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 
 from isthmus_planner.config import PlannerConfig
+from isthmus_planner.cost.speeds import prior_costs
+from isthmus_planner.estimates import Estimates
 from isthmus_planner.ledger import Ledger
 from isthmus_planner.registry import Registry
 from isthmus_planner.route import Cluster, assignments, choose
@@ -38,6 +40,7 @@ class PlannerService:
         self._policy = runtime.config.policy()
         self._registry = Registry()
         self._ledger = Ledger()
+        self._estimates = Estimates(prior_costs(self._policy.constants))
         self._started_s = self._now_s()
 
     async def run(self) -> None:
@@ -84,6 +87,7 @@ class PlannerService:
             pending=self._ledger.pending(now_s),
             models=frozenset(self._registry.models),
             warm=now_s - self._started_s >= WARM_S,
+            learned=self._estimates.live(),
         )
         metrics = self._runtime.metrics
         try:
@@ -123,6 +127,7 @@ class PlannerService:
         for lost in self._registry.worker_beat(beat, now_s):
             self._forget(lost, "restarted")
         self._ledger.beat(beat.incarnation, now_s)
+        self._estimates.beat(beat)
 
     async def _on_relay(self, beat: RelayHeartbeat) -> None:
         self._registry.relay_beat(beat, self._now_s())
@@ -142,6 +147,7 @@ class PlannerService:
                 self._forget(each, "silent")
                 with contextlib.suppress(BusDisconnected):  # then nobody could hear it, and the ingresses see it too
                     await self._runtime.bus.publish(subjects.WORKER_LOST, each.encode())
+            self._estimates.keep(worker.incarnation for worker in self._registry.workers)
             self._count()
 
     def _forget(self, lost: WorkerLost, cause: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,7 +23,10 @@ class EngineSettings(ServiceConfig):
     PREFIX: ClassVar[str] = "ENGINE"
 
     kind: EngineKind = Field(default=EngineKind.REFERENCE, description="What computes tokens")
-    model: Path | None = Field(default=None, description="Folder with config.json and *.safetensors (reference)")
+    model: Path | None = Field(
+        default=None,
+        description="Folder with config.json and *.safetensors (reference, vllm), or a Hugging Face name (vllm)",
+    )
     model_name: str = Field(default="isthmus-demo", min_length=1, max_length=200, description="Its name for clients")
     max_model_len: int | None = Field(default=None, gt=1, description="Longest sequence, tokens; empty: the model's")
     kv_layout: str = Field(
@@ -36,7 +40,15 @@ class EngineSettings(ServiceConfig):
     prefill_chunk_tokens: int = Field(
         default=_ENGINE["prefill_chunk_tokens"].default, gt=0, description="Prompt tokens in one step"
     )
+    device: str = Field(
+        default="cpu",
+        pattern=r"^[a-z]+(:[0-9]+)?$",
+        description="torch's name of where it computes (reference): cuda, cuda:1",
+    )
     threads: int = Field(default=1, gt=0, description="CPU threads of the engine")
+    vllm_args: str = Field(
+        default="", description='vllm: its engine\'s arguments, as JSON or as "--max-num-seqs 64 --dtype bfloat16"'
+    )
     sim_prefill_base_s: float = Field(default=_COSTS.prefill_base_s, ge=0, description="sim: a step with a prompt")
     sim_prefill_token_s: float = Field(default=_COSTS.prefill_token_s, ge=0, description="sim: each prompt token")
     sim_decode_base_s: float = Field(default=_COSTS.decode_base_s, ge=0, description="sim: a decode step")
@@ -49,29 +61,26 @@ class EngineSettings(ServiceConfig):
     sim_eos_chance: float = Field(default=0.0, ge=0, le=1, description="sim: chance that a token ends the sequence")
 
     def engine_config(self) -> EngineConfig:
-        return EngineConfig(
-            kind=self.kind,
-            model_path=self.model,
-            model_name=self.model_name,
-            kv_layout=self.kv_layout,
-            kv_blocks=self.kv_blocks,
-            kv_cache_bytes=self.kv_cache_bytes,
-            max_batch=self.max_batch,
-            max_waiting=self.max_waiting,
-            prefill_chunk_tokens=self.prefill_chunk_tokens,
-            threads=self.threads,
-            max_model_len_tokens=self.max_model_len,
-            sim=SimConfig(
-                costs=SimCosts(
-                    prefill_base_s=self.sim_prefill_base_s,
-                    prefill_token_s=self.sim_prefill_token_s,
-                    decode_base_s=self.sim_decode_base_s,
-                    decode_sequence_s=self.sim_decode_sequence_s,
-                    decode_resident_token_s=self.sim_decode_resident_token_s,
-                ),
-                eos_chance=self.sim_eos_chance,
-            ),
+        """Holds only what was set: an engine that has defaults of its own tells the two apart."""
+        given = self.model_fields_set
+        passed = {theirs: getattr(self, ours) for ours, theirs in _PASSED_ON.items() if ours in given}
+        costs = {name: getattr(self, f"sim_{name}") for name in _COST_NAMES if f"sim_{name}" in given}
+        sim = SimConfig(costs=SimCosts(**costs), eos_chance=self.sim_eos_chance)
+        return EngineConfig(kind=self.kind, model_name=self.model_name, sim=sim, **passed)
+
+
+_PASSED_ON = {
+    "model": "model_path",
+    "max_model_len": "max_model_len_tokens",
+    **{
+        name: name
+        for name in (
+            "kv_layout", "kv_blocks", "kv_cache_bytes", "max_batch", "max_waiting", "prefill_chunk_tokens", "threads",
+            "device", "vllm_args",
         )
+    },
+}  # fmt: skip
+_COST_NAMES = tuple(field.name for field in fields(SimCosts))
 
 
 class WorkerConfig(EngineSettings):

@@ -29,6 +29,7 @@ from isthmus_worker.ports import RelayConnect
 from isthmus_worker.roles import RoleHandlers, refuse_ack
 from isthmus_worker.sender import EventSender
 from isthmus_worker.sessions import Sessions
+from isthmus_worker.step_log import StepLog
 from isthmus_worker.watch import SWEEP_S, enforce_deadlines, ingress_beat, sweep_ingresses
 
 STOPPED = Fault(
@@ -54,6 +55,7 @@ class WorkerHost:
         self._form = ""
         self._attached: dict[Role, list[asyncio.Task[None]]] = {}
         self._attachment = Attachment(connect, runtime.log)
+        self._step_log = StepLog()
         self._pace = Pace(engine, self._attachment, itl_target_s=config.itl_target_s)
         self._sender = EventSender(runtime.bus, runtime.log)
         self.worker = WorkerRef(worker_id=config.id, incarnation=runtime.incarnation, node_id=config.node_id)
@@ -162,6 +164,8 @@ class WorkerHost:
             await self.sessions.take_report(report)
             if self._info is not None:
                 self._pace.step(report, self._info, now_s=asyncio.get_running_loop().time())
+                held = self._info.kv_blocks_total - self._engine.load().kv_blocks_free
+                self._step_log.note(report, held * self._info.kv_block_tokens)
         await self.sessions.fail(self.sessions.requests.everything(), ENGINE_FAILED)
         await self._flush()
         raise EngineFailed("the engine has stopped stepping", why="see its log", todo="restart the worker")
@@ -244,6 +248,8 @@ class WorkerHost:
             kv_blocks_free=load.kv_blocks_free,
             decode_step_s=load.decode_step_s,
             prefill_tokens_per_s=load.prefill_tokens_per_s,
+            steps_total=self._step_log.total,
+            steps=self._step_log.samples,
         )
 
 

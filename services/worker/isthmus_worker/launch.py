@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import prometheus_client
+
 from isthmus_kvrelay.client import RelayClient
+from isthmus_shared.engines.config import EngineKind
 from isthmus_shared.engines.factory import create_engine
 from isthmus_shared.messages.work import WorkerRef
 from isthmus_shared.runtime import ServiceRuntime, run_from_environ
@@ -23,6 +26,8 @@ def run_worker(name: str, make_roles: MakeRoles, environ: Mapping[str, str]) -> 
         config = runtime.config
         worker = WorkerRef(worker_id=config.id, incarnation=runtime.incarnation, node_id=config.node_id)
         engine = create_engine(config.engine_config())
+        if config.kind is EngineKind.VLLM:
+            runtime.metrics.include(prometheus_client.REGISTRY)  # where vLLM keeps its own
         await WorkerHost(runtime, engine, relay_connect(config, worker), make_roles(config)).run()
 
     return run_from_environ(name, WorkerConfig, main, environ, instance=lambda config: config.id)

@@ -14,6 +14,7 @@ MIB = 1024 * 1024
 class EngineKind(StrEnum):
     REFERENCE = "reference"
     SIM = "sim"
+    VLLM = "vllm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class EngineConfig(BaseModel):
 
     kind: EngineKind
     model_path: Path | None = None
-    """A Hugging Face folder; needed by `reference`."""
+    """A Hugging Face folder; needed by `reference` and `vllm`, for which it may also be a Hugging Face name."""
     model_name: str = Field(min_length=1)
     """The name under which it is served."""
     kv_layout: str = "nhd:16:fp32"
@@ -59,8 +60,12 @@ class EngineConfig(BaseModel):
     max_batch: int = Field(default=32, gt=0)
     prefill_chunk_tokens: int = Field(default=256, gt=0)
     max_waiting: int = Field(default=512, gt=0)
+    device: str = "cpu"
+    """Of torch, for `reference`: where weights and cache are, and where it computes."""
     threads: int = Field(default=1, gt=0)
     """Of torch, in this process."""
     max_model_len_tokens: int | None = Field(default=None, gt=1)
     """Lower than the model's own, if given."""
     sim: SimConfig = SimConfig()
+    vllm_args: str = ""
+    """Arguments of vLLM's engine; see `engines.vllm.arguments`."""

@@ -76,8 +76,13 @@ def widen(cache: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fits(tensor: Tensor, size: int) -> bool:
-    """Whether a tensor whose last axis is dense can be viewed in elements of `size` bytes."""
+    """Whether a tensor whose last axis is dense can be viewed in elements of `size` bytes.
+
+    Its address counts too: torch may move complex128 by instructions that fault where it is not a multiple of 16.
+    """
     itemsize = tensor.element_size()
+    if tensor.data_ptr() % size:
+        return False
     steps = (tensor.shape[-1], tensor.storage_offset(), *tensor.stride()[:-1])
     return all(step * itemsize % size == 0 for step in steps)
 

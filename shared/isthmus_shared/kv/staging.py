@@ -38,11 +38,11 @@ def gather_rows(
             move(at, at + len(rows), rows)
             at += len(rows)
         else:
-            row = torch.empty((1, *shape), dtype=part.dtype)
-            move(at, at + 1, row)
+            detour = torch.empty((_rows(part, cut), *shape), dtype=part.dtype)
+            move(at, at + len(detour), detour)
             _synchronise(part)
-            _spread(row.view(torch.uint8).view(-1), cut)
-            at += 1
+            _spread(detour.view(torch.uint8).view(-1), cut)
+            at += len(detour)
 
 
 def scatter_rows(
@@ -61,7 +61,7 @@ def scatter_rows(
     shape, at = row_shape(part), token_start
     for rows, cut in _pieces(part, token_end - token_start, memory):
         if rows is None:
-            rows = torch.cat(cut).view(part.dtype).view(1, *shape)
+            rows = torch.cat(cut).view(part.dtype).view(-1, *shape)
         if flavours is not None and flavours[0] is not flavours[1]:
             codes = rows.view(torch.uint8).clone()
             convert_codes(codes, *flavours)
@@ -71,26 +71,37 @@ def scatter_rows(
 
 
 def _pieces(part: Tensor, tokens: int, memory: Sequence[memoryview]) -> Iterator[tuple[Tensor | None, list[Tensor]]]:
-    """In order: (whole rows, []) in staging, or (None, pieces of one row's bytes) where a cut goes through it."""
+    """In order: (whole rows, []) in staging, or (None, pieces of the bytes of rows) that cannot be used as they lie.
+
+    Those are a row that a cut goes through, and rows at an address that is no multiple of an element's size.
+    """
     shape = row_shape(part)
     row_bytes = shape[0] * shape[1] * part.element_size()
     assert sum(len(view) for view in memory) == tokens * row_bytes, "staging and rows are of one size"
     cut: list[Tensor] = []
     missing = 0
     for view in memory:
-        data = bytes_of(view)
         if missing:
-            cut.append(data[:missing])
-            data, missing = data[missing:], missing - len(cut[-1])
+            cut.append(bytes_of(view[:missing]))
+            view, missing = view[missing:], missing - len(cut[-1])
             if missing == 0:
                 yield None, cut
                 cut = []
-        whole = len(data) // row_bytes * row_bytes
+        whole = len(view) // row_bytes * row_bytes
         if whole:
-            yield data[:whole].view(part.dtype).view(-1, *shape), []
-        if whole < len(data):
-            cut.append(data[whole:])
+            data = bytes_of(view[:whole])
+            if data.data_ptr() % part.element_size():
+                yield None, [data]
+            else:
+                yield data.view(part.dtype).view(-1, *shape), []
+        if whole < len(view):
+            cut.append(bytes_of(view[whole:]))
             missing = row_bytes - len(cut[-1])
+
+
+def _rows(part: Tensor, pieces: list[Tensor]) -> int:
+    heads, dim = row_shape(part)
+    return sum(len(piece) for piece in pieces) // (heads * dim * part.element_size())
 
 
 def bytes_of(view: memoryview) -> Tensor:

@@ -27,6 +27,20 @@ class ProcessState(StrEnum):
     DRAINING = "draining"
 
 
+MAX_STEP_SAMPLES = 8
+"""In one beat: sixteen steps a second are plenty to learn from, in half a kilobyte."""
+
+
+class StepSample(Part):
+    """One step of an engine."""
+
+    step_s: float = Field(gt=0)
+    decode_sequences: int = Field(ge=0)
+    prefill_tokens: int = Field(ge=0)
+    kv_tokens: int = Field(ge=0)
+    """In the cache when it ended, rounded up to blocks."""
+
+
 class WorkerLoad(Part):
     running: int = 0
     waiting: int = 0
@@ -36,6 +50,10 @@ class WorkerLoad(Part):
     kv_blocks_free: int = 0
     decode_step_s: float | None = None
     prefill_tokens_per_s: float | None = None
+    steps_total: int = Field(default=0, ge=0)
+    """Steps since the start, so that a reader knows how many samples the last beat did not have."""
+    steps: tuple[StepSample, ...] = Field(default=(), max_length=MAX_STEP_SAMPLES)
+    """The latest, oldest first."""
 
 
 class _Heartbeat(WireMessage):

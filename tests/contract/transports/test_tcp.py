@@ -264,6 +264,26 @@ async def test_a_chunk_without_credit_is_dropped_and_counted_and_the_lane_lives(
         assert a.at_rest()
 
 
+@pytest.mark.parametrize("size", [0, SLOT_BYTES + 1])
+async def test_a_chunk_that_no_slot_can_hold_closes_the_lane(tmp_path: Path, size: int) -> None:
+    seen = LogCapture()
+    log = structlog.wrap_logger(structlog.PrintLogger(), processors=[seen])
+    async with running(daemon_settings(tmp_path, "a"), log) as a:
+        me, token = Identity(Incarnation("peer"), SECRET), os.urandom(NONCE_BYTES)
+        socks = [await connect(a.ref.address) for _ in range(2)]
+        for stream, sock in enumerate(socks):
+            await dial_in(sock, me, wanted=a.ref.incarnation, lane=token, streams=1, stream=stream)
+        await eventually(lambda: a.daemon.stats().lanes == 1)
+        mine, theirs = wire.incarnation_digest(me.incarnation), wire.incarnation_digest(a.ref.incarnation)
+        header = wire.Header(wire.FrameType.CHUNK, size, mine, theirs, into=SlotUse(3, 1), generation=1)
+        train = wire.Header(wire.FrameType.TRAIN, wire.HEADER_BYTES, mine, theirs)
+        await asyncio.get_running_loop().sock_sendall(socks[1], train.encode() + header.encode())
+        await eventually(lambda: a.daemon.stats().lanes == 0, what="the peer to be closed")
+        assert [each["code"] for each in seen.entries if each["event"] == "lane.closing"] == ["protocol_violation"]
+        for sock in socks:
+            sock.close()
+
+
 @pytest.mark.parametrize(("source_compiled", "target_compiled"), [(True, True), (True, False), (False, True)])
 async def test_relays_with_and_without_compiled_loops_understand_each_other(
     tmp_path: Path, source_compiled: bool, target_compiled: bool

@@ -63,11 +63,13 @@ def test_a_process_that_fails_is_a_failed_measurement() -> None:
 
 
 def test_a_paced_relay_is_slower_than_its_rate_allows_by_nothing(tmp_path: Path) -> None:
-    relay = RelayContender(tmp_path, settings={"ISTHMUS_RELAY_RATE_BYTES_PER_S": str(256 * MIB)})
+    """But for a tenth: the relay's clock stands still during a turn of its loop, which other processes may prolong."""
+    rate = 64 * MIB
+    relay = RelayContender(tmp_path, settings={"ISTHMUS_RELAY_RATE_BYTES_PER_S": str(rate)})
     try:
         relay.intact(SMALL)
         (took_s,) = relay.series(PAGED, Limits(min_s=0, min_n=1, max_n=1))
-        assert took_s >= (PAGED.total_bytes - 4 * MIB) / (256 * MIB)
+        assert took_s >= 0.9 * (PAGED.total_bytes - 4 * MIB) / rate
     finally:
         relay.close()
 

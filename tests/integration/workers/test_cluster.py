@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from isthmus_decode.role import DecodeRole
@@ -19,6 +20,7 @@ from isthmus_shared.engines.config import EngineKind
 from isthmus_shared.engines.factory import create_engine
 from isthmus_shared.engines.kv_memory import MemoryKvTransfer
 from isthmus_shared.engines.kv_port import KvSink, KvSource
+from isthmus_shared.engines.reference.checkpoint import ensure_tiny_checkpoint
 from isthmus_shared.errors import Fault
 from isthmus_shared.ids import Generation, Incarnation, IngressId, NodeId, RequestId, TransferId, WorkerId
 from isthmus_shared.kv.manifest import KvManifest
@@ -139,10 +141,8 @@ class Stack:
         config = WorkerConfig(
             id=WorkerId(name),
             node_id=NodeId(f"node-{name}"),
-            kind=EngineKind.SIM,
-            kv_blocks=64,
             heartbeat_interval_s=1.0,
-            **settings,
+            **({"kind": EngineKind.SIM, "kv_blocks": 64} | settings),
         )
         runtime = await self._stack.enter_async_context(self._runtime(name, config))
         me = WorkerRef(worker_id=config.id, incarnation=runtime.incarnation, node_id=config.node_id)
@@ -311,6 +311,37 @@ async def test_a_routed_request_crosses_and_gives_the_tokens_of_an_aggregated_on
         assert decoder.host.sessions.idle.is_set()
         (transfer,) = stack.hub.transfers.values()
         assert (transfer.sealed, transfer.released) == (True, True)
+
+
+async def test_fp8_of_one_vendor_is_decoded_by_the_other(tmp_path: Path) -> None:
+    async with cluster() as stack:
+        own = {"kind": EngineKind.REFERENCE, "model": ensure_tiny_checkpoint(tmp_path / "tiny")}
+        await stack.worker("p", Role.PREFILL, kv_layout="nvidia-flash:fp8_e4m3fn", **own)
+        decoder = await stack.worker("d", Role.DECODE, kv_layout="amd-shuffle:fp8_e4m3fnuz", **own)
+        route = await stack.routed()
+        assert route.mode is Mode.DISAGGREGATED, "both have one KV form"
+        tokens, end = await crossed(stack, route)
+        assert end.finish is FinishReason.LENGTH
+        assert tokens == await alone(stack, decoder.host.worker)
+
+
+async def test_the_planner_learns_from_the_steps_that_workers_tell() -> None:
+    async with cluster() as stack:
+        decoder = await stack.worker("d", Role.DECODE)
+        for _ in range(2):
+            await alone(stack, decoder.host.worker)
+
+        async def told() -> bool:
+            (beat,) = (await stack.view()).workers
+            return beat.load.steps_total >= 10
+
+        await until(told)
+        (beat,) = (await stack.view()).workers
+        assert all(sample.step_s > 0 for sample in beat.load.steps)
+        assert 1 in {sample.decode_sequences for sample in beat.load.steps}
+        predicted = (await stack.routed()).predicted
+        usual_s = sorted(sample.step_s for sample in beat.load.steps)[len(beat.load.steps) // 2]
+        assert usual_s / 2 < predicted.itl_p50_s < 2 * usual_s
 
 
 async def test_many_sequences_of_one_step_travel_in_one_message() -> None:

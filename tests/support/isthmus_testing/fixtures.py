@@ -12,6 +12,10 @@ from isthmus_shared.bus.memory import MemoryBroker
 from isthmus_shared.bus.server import EmbeddedNats
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--engines", choices=("own", "vllm"), default="own", help="whose contract is tested")
+
+
 @pytest.fixture
 async def nats_server() -> AsyncIterator[EmbeddedNats]:
     """A fresh nats-server on a free loopback port."""

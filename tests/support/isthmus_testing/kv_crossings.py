@@ -20,8 +20,9 @@ from torch import Tensor
 
 from isthmus_shared.errors import ManifestMismatch, TransferFailed
 from isthmus_shared.kv import form as forms
-from isthmus_shared.kv.canonical import CanonicalIndex
+from isthmus_shared.kv.canonical import CanonicalIndex, KvPart
 from isthmus_shared.kv.form import CacheForm, run_elements
+from isthmus_shared.kv.fp8 import expand_scales
 from isthmus_shared.kv.manifest import KvDtype, KvManifest, KvScales, ScaleKind
 from isthmus_shared.kv.negotiate import require_exchangeable
 from isthmus_shared.kv.paged import TORCH_DTYPES
@@ -102,7 +103,10 @@ class Case:
         self.tokens = rng.choice((1, rng.randint(2, 40), rng.randint(1, 150)))
         self.window = None if self.latent or rng.random() < 0.6 else rng.randint(1, 80)
         self.ratio = rng.choice(RATIOS)
-        self.scales = rng.choice((None, ScaleKind.TENSOR, ScaleKind.HEAD)) if self.dtypes[0].is_fp8 else None
+        self.scales = rng.choice((None, *ScaleKind)) if self.dtypes[0].is_fp8 else None
+        own = rng.choice((1, 8, 16))
+        self.granules = (own * rng.choice((1, 2, 4)), own)
+        """Tokens that share a scale at the producer and, a divisor of it, at the consumer."""
         self.beyond_fn = self.dtypes == (FNUZ, FN) and rng.random() < 0.3
         self.layouts = tuple(rng.choice(LATENT_LAYOUTS if self.latent else LAYOUTS) for _ in range(2))
         # Head sizes that any run of the dtype divides.
@@ -125,13 +129,15 @@ class Case:
             head_dim=self.head_dim,
             window_tokens=self.window,
             latent=self.latent,
-            scales=self._scales(dtype),
+            scales=self._scales(dtype, side),
         )
         return KvShape("model", dtype, (group,))
 
-    def _scales(self, dtype: KvDtype) -> KvScales | None:
+    def _scales(self, dtype: KvDtype, side: int) -> KvScales | None:
         if not dtype.is_fp8:
             return None
+        if self.scales is ScaleKind.BLOCK:
+            return KvScales(kind=ScaleKind.BLOCK, block_tokens=self.granules[side])
         unit = 2.0 if dtype is FNUZ else 1.0
         kind = ScaleKind.TENSOR if self.scales is None else self.scales
         count = LAYERS * (self.kv_heads if kind is ScaleKind.HEAD else 1)
@@ -149,6 +155,10 @@ class Case:
             self.rng.shuffle(order)
         raws, views = _allocate(layout, dtype, blocks, size, heads.count, self.head_dim, self.rng)
         return Side(layout, heads, dtype, size, views, raws, torch.tensor(order[start : start + needed]))
+
+    def block_scale(self, layer: int, part: int, block: Tensor, head: Tensor) -> Tensor:
+        """Of one head of one block of scales, fp32, another for each; any shapes that broadcast."""
+        return (1 + layer + 10 * part + 100 * head + 1000 * block).float() / 64
 
     def truth(self) -> list[list[Tensor]]:
         """Codes of every layer's parts, whole heads: uint8 [tokens, heads, head_dim · itemsize]."""
@@ -230,7 +240,7 @@ def cross(case: Case) -> str:
     flows, flown = plan_flows(case.kv_heads, *case.ratio), []
     for flow in flows:
         theirs = case.shape(0).narrow_heads(flow.heads.start, flow.heads.count).manifest(case.tokens)
-        flown.append((flow, theirs, _send(producers[flow.producer_rank], flow.heads, theirs, rng)))
+        flown.append((flow, theirs, _send(producers[flow.producer_rank], flow.heads, theirs, case)))
     try:
         for rank, side in enumerate(consumers):
             for flow, theirs, data in flown:
@@ -238,7 +248,8 @@ def cross(case: Case) -> str:
                     ours = case.shape(1).narrow_heads(flow.heads.start, flow.heads.count).manifest(case.tokens)
                     require_exchangeable(ours, theirs)
                     refuse_wrong(ours, theirs, rng)
-                    _receive(side, flow.heads, theirs, data, case, rng)
+                    _receive(side, flow.heads, theirs, data, case)
+                    _check_scales(flow.heads, ours, theirs, data, case)
     except TransferFailed:
         assert case.beyond_fn, "only a code that fn does not have is refused"
         return "refused"
@@ -252,8 +263,8 @@ def _slice(codes: Tensor, side: Side, heads: Heads) -> Tensor:
     return codes[:, heads.start : heads.end].contiguous().view(TORCH_DTYPES[side.dtype])
 
 
-def _send(side: Side, heads: Heads, manifest: KvManifest, rng: random.Random) -> bytearray:
-    index = CanonicalIndex(manifest)
+def _send(side: Side, heads: Heads, manifest: KvManifest, case: Case) -> bytearray:
+    index, rng = CanonicalIndex(manifest), case.rng
     data = bytearray(index.total_bytes)
     memory = _memory(data, rng)
     cuts = sorted({0, manifest.prompt_tokens, *(rng.randint(0, manifest.prompt_tokens) for _ in range(2))})
@@ -265,11 +276,38 @@ def _send(side: Side, heads: Heads, manifest: KvManifest, rng: random.Random) ->
                 if span is not None:
                     pieces = memory(span.offset_bytes, span.size_bytes)
                     gather_rows(cache, side.table, span.token_start, span.token_end, pieces)
+    for layer, part in _with_scales(index):
+        span, group = index.scales(layer, part), index.group(layer)
+        assert span is not None, "it has scales"
+        first = group.token_start // case.granules[0]
+        blocks = torch.arange(first, first + group.scale_blocks)[:, None]
+        scales = case.block_scale(layer, part, blocks, torch.arange(heads.start, heads.end))
+        data[span.offset_bytes : span.offset_bytes + span.size_bytes] = scales.numpy().tobytes()
     return data
 
 
-def _receive(side: Side, heads: Heads, manifest: KvManifest, data: bytearray, case: Case, rng: random.Random) -> None:
-    index, memory = CanonicalIndex(manifest), _memory(data, rng)
+def _with_scales(index: CanonicalIndex) -> list[tuple[int, KvPart]]:
+    return [(layer, part) for layer in index.layers for part in index.parts(layer) if index.scales(layer, part)]
+
+
+def _check_scales(heads: Heads, ours: KvManifest, theirs: KvManifest, data: bytearray, case: Case) -> None:
+    """Every token finds its block's scale in the consumer's own, smaller blocks."""
+    index, group = CanonicalIndex(theirs), ours.groups[0]
+    start, end = group.token_start, group.token_end
+    for layer, part in _with_scales(index):
+        span = index.scales(layer, part)
+        assert span is not None, "it has scales"
+        came = torch.frombuffer(data, dtype=torch.float32, count=span.size_bytes // 4, offset=span.offset_bytes)
+        granule, own = case.granules
+        mine = expand_scales(came.view(-1, heads.count), granule, start, end, own)
+        assert len(mine) == group.scale_blocks, "as many as the consumer's manifest says"
+        tokens = torch.arange(start, end)
+        wanted = case.block_scale(layer, part, tokens[:, None] // granule, torch.arange(heads.start, heads.end))
+        assert torch.equal(mine[tokens // own - start // own], wanted), f"scales of layer {layer} came changed"
+
+
+def _receive(side: Side, heads: Heads, manifest: KvManifest, data: bytearray, case: Case) -> None:
+    index, memory = CanonicalIndex(manifest), _memory(data, case.rng)
     for layer in index.layers:
         views = side.views[layer].narrow_heads(heads.start - side.heads.start, heads.count)
         for part, cache in zip(index.parts(layer), views.parts, strict=True):

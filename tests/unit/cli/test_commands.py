@@ -9,7 +9,11 @@ from isthmus_cli.commands import Surroundings, commands
 from isthmus_cli.spec import ClusterSpec, load
 from isthmus_ingress.config import IngressConfig
 from isthmus_planner.config import PlannerConfig
+from isthmus_shared.engines.config import EngineKind
+from isthmus_shared.engines.vllm.arguments import parse
 from isthmus_worker.config import WorkerConfig
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def plan(spec: ClusterSpec, environ: dict[str, str] | None = None) -> dict[str, Command]:
@@ -89,3 +93,11 @@ def test_the_files_own_settings_win(level: str) -> None:
             update={"planner": spec.planner.model_copy(update={"env": {"ISTHMUS_LOG_LEVEL": "error"}})}
         )
     assert plan(spec, {"ISTHMUS_LOG_LEVEL": "debug"})["planner"].env["ISTHMUS_LOG_LEVEL"] == "error"
+
+
+def test_the_example_runs_vllm_on_one_node_and_the_reference_engine_on_the_other() -> None:
+    made = plan(load(EXAMPLES / "vllm-cluster.yaml"))
+    prefill, decode = (WorkerConfig.load(made[name].env).engine_config() for name in ("prefill-a", "decode-b"))
+    assert (prefill.kind, decode.kind) == (EngineKind.VLLM, EngineKind.REFERENCE)
+    assert parse(prefill.vllm_args)["kv_cache_memory_bytes"] == 64 << 20
+    assert "max_batch" not in prefill.model_fields_set  # vLLM's own default holds

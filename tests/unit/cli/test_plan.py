@@ -125,6 +125,30 @@ def test_a_negative_figure_in_a_profile_of_ones_own_is_refused(tmp_path: Path) -
     assert "memory_bytes_per_s" in found.stderr
 
 
+def test_constants_of_ones_own_measurements_are_taken_and_bad_ones_refused(tmp_path: Path) -> None:
+    measured = tmp_path / "measured.csv"
+    header = "accelerator,model,framework,precision,tp,concurrency,isl,osl,tpot_s_p50,ttft_s_p50,e2el_s_p50"
+    rows = [
+        f"mi300x,gpt-oss-120b,vllm,fp4,8,{c},2048,128,{0.004 + c * 4e-5},{0.06 + c * 1e-3},{0.6 + c * 7e-3}"
+        for c in (1, 4, 16, 64)
+    ]
+    measured.write_text("\n".join([header, *(row.replace(",8,", ",8,", 1) for row in rows)]))
+    own = tmp_path / "own.yaml"
+    made = CliRunner().invoke(app, ["calibrate", str(measured), "--out", str(own)])
+    assert made.exit_code == 0, made.output
+    pinned = {"nodes": [{**CLUSTER["nodes"][1], "tp": [8]}]}
+    sources = []
+    for more in ([], ["--constants", str(own)]):
+        found = run(tmp_path, pinned, WORKLOAD, "--json", *more)
+        assert found.exit_code == 0, found.output
+        sources.append(json.loads(found.stdout)["node_types"][0]["roles"]["prefill"]["constants"])
+    assert "from specification" in sources[0]
+    assert "4 measurements of mi300x gpt-oss-120b" in sources[1]
+    own.write_text("format: 2\n")
+    refused = run(tmp_path, pinned, WORKLOAD, "--constants", str(own))
+    assert (refused.exit_code, "holds no constants" in refused.stderr) == (2, True)
+
+
 def test_both_trace_formats_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         '{"timestamp": 0, "input_length": 500, "output_length": 50, "hash_ids": [1]}\n' * 9
@@ -154,7 +178,8 @@ def test_the_same_inputs_and_seed_give_the_same_bytes_and_a_mix_is_accepted(tmp_
 def test_the_plan_is_told_drawn_and_ready_to_be_rehearsed(tmp_path: Path) -> None:
     html, cluster_out = tmp_path / "report.html", tmp_path / "up.yaml"
     long = yaml.safe_load((EXAMPLES / "long-prompts.yaml").read_text())
-    pinned = {"nodes": [{**each, "tp": [8]} for each in CLUSTER["nodes"]]}
+    two = yaml.safe_load((EXAMPLES / "two-vendors.yaml").read_text())
+    pinned = {"nodes": [{**each, "tp": [8], "count": 1} for each in two["nodes"]]}
     found = run(tmp_path, pinned, long, "--html", str(html), "--cluster", str(cluster_out))
     assert found.exit_code == 0, found.output
     assert "Disaggregate" in found.stdout
@@ -164,8 +189,7 @@ def test_the_plan_is_told_drawn_and_ready_to_be_rehearsed(tmp_path: Path) -> Non
     assert not re.search(r"(src|href)=|https?://(?!www\.w3\.org/2000/svg)", page)
     made = spec.load(cluster_out)
     assert (made.engine, made.planner.mode) == ("sim", "disaggregated")
-    assert {worker.role for worker in made.workers} == {"prefill", "decode"}
-    assert {worker.vendor for worker in made.workers} == {"nvidia", "amd"}
+    assert sorted((worker.role, worker.vendor) for worker in made.workers) == [("decode", "amd"), ("prefill", "nvidia")]
 
 
 def test_aggregated_is_recommended_plainly_where_it_is_better(tmp_path: Path) -> None:

@@ -56,6 +56,13 @@ def test_a_mistake_is_told_with_file_line_and_field(text: str, line: int, words:
         assert word in caught.value.text
 
 
+def test_arguments_for_vllm_need_its_engine() -> None:
+    text = MINIMAL + "        vllm: {dtype: float32}\n"
+    with pytest.raises(ConfigInvalid, match="engine: vllm"):
+        parse(text, "c.yaml")
+    assert parse(text + "        engine: vllm\n", "c.yaml").workers[0].vllm == {"dtype": "float32"}
+
+
 def test_a_mistake_within_a_list_does_not_count_as_a_short_list_too() -> None:
     with pytest.raises(ConfigInvalid) as caught:
         parse(MINIMAL.replace("role: decode", "role: decoder"), "my.yaml")

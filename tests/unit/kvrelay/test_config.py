@@ -17,8 +17,8 @@ NEEDED = {
 
 def test_the_defaults_make_a_relay() -> None:
     settings = RelayConfig.load(NEEDED).settings(Incarnation("life"))
-    assert settings.relay.total_slots == 256
-    assert settings.relay.out_limit == 128
+    assert settings.relay.total_slots == 128
+    assert settings.relay.out_limit == 64
     assert settings.relay.rate_bytes_per_s == math.inf
     assert settings.transport.tcp.advertise == "127.0.0.1"
     assert settings.transport.tcp.port == 0

@@ -64,6 +64,19 @@ def test_no_more_chunks_are_under_way_on_a_lane_than_it_has_work_requests() -> N
     assert len(tell.ask("u", 3, peer="c")) == 3, "another lane has its own"
 
 
+def test_a_lane_whose_transport_has_room_for_fewer_is_granted_no_more() -> None:
+    tell = Told(work_requests=4)
+    shallow = LaneId(3)
+    tell(ev.LaneUp(shallow, Incarnation("d"), via="verbs", depth=2))
+    tell(ev.OpenSource(ME, flow("t", 1), Incarnation("d"), "d", 8 * SLOT_BYTES, "m", 1e3))
+    granted = grants(tell(ev.OpenedReceived(shallow, flow("t", 1), 1, 8 * SLOT_BYTES, SLOT_BYTES, "m")))
+    assert [grant.chunk for grant in granted] == [0, 1]
+    tell(ev.ChunkLanded(shallow, flow("t", 1), 0, granted[0].into, intact=True))
+    stats = tell.core.stats()
+    assert stats.received_via == {"verbs": SLOT_BYTES}
+    assert stats.received_bytes == SLOT_BYTES
+
+
 def test_the_oldest_flow_of_a_lane_goes_on_beside_flows_that_hold_all_work_requests() -> None:
     tell = Told(work_requests=2)
     (one, two) = tell.ask("old", 3)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from isthmus_kvrelay.core.pacer import Pacer
@@ -48,6 +48,7 @@ def test_spending_before_it_is_ready_is_a_bug() -> None:
     start_s=st.floats(0, 1e6),
     steps=st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 3)), min_size=1, max_size=30),
 )
+@example(rate=9577627420.0, start_s=524285.0, steps=[(480, 3.0), (1000, 0.0)])  # less than the clock resolves
 def test_no_window_holds_more_than_rate_times_time_plus_burst(
     rate: float, start_s: float, steps: list[tuple[int, float]]
 ) -> None:

@@ -32,7 +32,7 @@ SPLIT, WHOLE = frozenset({Role.PREFILL, Role.DECODE}), frozenset({Role.AGGREGATE
 
 def node(name: str, constants: Constants, **changes: Any) -> NodeType:
     profile = catalog.accelerator(name)
-    kind = NodeType(name, profile, constants, 1, 8, 10.0, 8 * 50e9, (8,))
+    kind = NodeType(name, profile, lambda layout, batch: constants, 1, 8, 10.0, 8 * 50e9, (8,))
     return dataclasses.replace(kind, **changes)
 
 
@@ -42,11 +42,10 @@ def mix(isl: int, osl: int) -> Mix:
 
 def pair(isl: int, osl: int, itl_s: float, interference: float = 1.0) -> tuple[Offers, ...]:
     model = catalog.model("gpt-oss-120b")
-    kinds = (node("h100", H100), node("mi300x", MI300X))
-    kinds = tuple(
-        dataclasses.replace(each, constants=dataclasses.replace(each.constants, interference=interference))
-        for each in kinds
-    )
+    kinds = [
+        node(name, dataclasses.replace(constants, interference=interference))
+        for name, constants in (("h100", H100), ("mi300x", MI300X))
+    ]
     return tuple(offers(each, model, mix(isl, osl), Targets(None, itl_s), relay=RelaySpec()) for each in kinds)
 
 
@@ -56,7 +55,7 @@ def made_up(rates: list[tuple[float, float, float]], counts: list[int], prices: 
     for index, (each, count, price) in enumerate(zip(rates, counts, prices, strict=True)):
         kind = dataclasses.replace(node("h100", H100), name=f"t{index}", count=count, price_usd_per_h=price)
         by_role = {
-            role: Offer(role, 8, 1, rate, 8, 0.01, 0.1, "made up") for role, rate in zip(ROLES, each, strict=True)
+            role: Offer(role, 8, 1, rate, 8, 0.01, 0.1, "made up", H100) for role, rate in zip(ROLES, each, strict=True)
         }
         found.append(Offers(kind, by_role, {}))
     return tuple(found)
@@ -128,13 +127,13 @@ def best(found: tuple[Offers, ...], roles: frozenset[Role]) -> Assignment:
 
 def test_disaggregation_pays_for_long_prompts_at_a_tight_target_and_not_for_long_answers() -> None:
     """Design figures of one H100 and one MI300X server: 5,916 to 8,458 tok/s (x1.43), x1.96, x0.68. The aggregated
-    ones rest on MI300X constants that were not written down, hence the tolerances; a prefill holds decode up by 1.3
-    times its own work there."""
+    ones rest on MI300X constants that were not written down, hence the tolerances. The published DeepSeek-R1 figures
+    need prefill to hold decode up by at least 10.7 % more than its own time; so much is taken."""
     for isl, osl, itl_s, ratio in ((8192, 1024, 0.010, 1.43), (16384, 512, 0.006, 1.96), (1024, 8192, 0.010, 0.68)):
-        found = pair(isl, osl, itl_s, interference=1.3)
+        found = pair(isl, osl, itl_s, interference=1.107)
         split, whole = best(found, SPLIT), best(found, WHOLE)
         assert split.requests_per_s / whole.requests_per_s == pytest.approx(ratio, rel=0.12), (isl, osl)
-    found = pair(8192, 1024, 0.010, interference=1.3)
+    found = pair(8192, 1024, 0.010, interference=1.107)
     assert best(found, SPLIT).requests_per_s * 1024 == pytest.approx(8458, rel=0.03)
     assert best(found, WHOLE).requests_per_s * 1024 == pytest.approx(5916, rel=0.12)
 

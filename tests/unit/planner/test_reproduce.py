@@ -39,7 +39,7 @@ def test_every_fitted_mechanism_is_needed_for_some_statement(found: Reproduction
 
 
 def test_fewer_constants_are_fitted_than_figures(found: Reproduction) -> None:
-    assert (found.fitted, found.numbers) == (6, 11)
+    assert (found.fitted, found.numbers, found.ordered) == (6, 11, 23)
 
 
 def test_a_simulation_that_says_otherwise_is_not_met(found: Reproduction) -> None:

@@ -26,6 +26,9 @@ from isthmus_planner.sim.simulate import simulate
 from isthmus_planner.sim.trace_batch import TraceBatch
 from isthmus_planner.sim.workload import Bursty, ClosedLoop, FromTrace, Lengths, Poisson, PrefixHits, Stream
 
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("simulator")]
+"""The first simulation in a checkout compiles for some twenty CPU seconds, which one process does for all."""
+
 PREFILL = PrefillTable(0.004, 1.2e-5, 1e-10, 0.003, 1e-6)
 DECODE = DecodeTable(tuple(0.004 + 2e-5 * batch for batch in range(1, 65)), 1.5e-9)
 

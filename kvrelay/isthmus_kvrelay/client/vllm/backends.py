@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from isthmus_shared.errors import ConfigInvalid
 from isthmus_shared.kv import form as forms
@@ -52,3 +53,15 @@ def untested(version: str) -> str | None:
 
 def _refuse(backend: str, why: str, todo: str) -> ConfigInvalid:
     return ConfigInvalid(f"KV of the attention backend {backend} cannot be transferred", why=why, todo=todo)
+
+
+def check_parallel(parallel: Any) -> None:
+    """Raises `ConfigInvalid` for a way of spreading a model over ranks that is not carried; `parallel` is vLLM's."""
+    sizes = {
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "prefill_context_parallel_size": getattr(parallel, "prefill_context_parallel_size", 1),
+        "decode_context_parallel_size": getattr(parallel, "decode_context_parallel_size", 1),
+    }
+    for name, size in sizes.items():
+        if size != 1:
+            raise ConfigInvalid(f"{name} {size} with the Isthmus connector", todo=f"set {name} to 1", param=name)

@@ -14,7 +14,7 @@ import uvloop
 from isthmus_kvrelay.client.relay_client import RelayClient
 from isthmus_shared.engines.kv_port import KvSink, KvSource
 from isthmus_shared.errors import Fault, IsthmusError, PartyLost
-from isthmus_shared.ids import Generation, TransferId
+from isthmus_shared.ids import Generation, Incarnation, NodeId, TransferId
 from isthmus_shared.kv.manifest import KvManifest
 from isthmus_shared.messages.work import KvTicket, RelayRef, WorkerRef
 
@@ -26,6 +26,10 @@ BACKOFF_MAX_S = 2.0
 """A relay that restarts is back within a second or so; two seconds keep the socket quiet while it is not."""
 STOP_S = 5.0
 """For the loop to end its tasks and leave the relay; it takes milliseconds unless the relay hangs."""
+
+
+WORKER = RelayRef(node_id=NodeId("worker"), incarnation=Incarnation("worker"), address="worker")
+"""Stands for a relay where the Isthmus worker opens all flows."""
 
 
 class RelayPort(Protocol):
@@ -43,8 +47,10 @@ class RelayPort(Protocol):
 class RelayThread:
     """Keeps one connection to the node's relay, made again when it is lost. `start`, then `stop`."""
 
-    def __init__(self, socket_path: str, worker: WorkerRef, log: Callable[[str], None]) -> None:
+    def __init__(self, socket_path: str | None, worker: WorkerRef, log: Callable[[str], None]) -> None:
+        """Without a socket nothing is connected: what `use` is given stands for the relay."""
         self._socket_path, self._worker, self._log = socket_path, worker, log
+        self._given: RelayPort | None = None
         self._loop = uvloop.new_event_loop()
         self._client: RelayClient | None = None
         self._attached: asyncio.Event | None = None
@@ -67,9 +73,16 @@ class RelayThread:
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(STOP_S)
 
+    def use(self, relay: RelayPort) -> None:
+        """Before the first flow."""
+        assert self._socket_path is None, "one relay or the other"
+        self._given = relay
+
     @property
     def relay(self) -> RelayRef | None:
         """This node's relay, if it is there now. From any thread."""
+        if self._socket_path is None:
+            return WORKER
         client = self._client
         return None if client is None or client.lost.is_set() else client.relay
 
@@ -79,6 +92,8 @@ class RelayThread:
 
     def require(self) -> RelayPort:
         """The connection, or `PartyLost` when there is none now. For the loop."""
+        if self._given is not None:
+            return self._given
         client = self._client
         if client is None or client.lost.is_set():
             raise PartyLost(f"no relay answers at {self._socket_path}", todo="start this node's relay")
@@ -108,7 +123,7 @@ class RelayThread:
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
         self._started.set()
-        keeping = self._loop.create_task(self._keep_attached())
+        keeping = self._loop.create_task(self._keep_attached(self._socket_path))
         await self._stop.wait()
         for task in (keeping, *self._tasks):
             task.cancel()
@@ -116,11 +131,13 @@ class RelayThread:
         if self._client is not None:
             await self._client.close()
 
-    async def _keep_attached(self) -> None:
+    async def _keep_attached(self, socket_path: str | None) -> None:
         backoff_s = BACKOFF_MIN_S
+        if socket_path is None:
+            return
         while True:
             try:
-                client = await RelayClient.connect(self._socket_path, worker=self._worker, timeout_s=CONNECT_TIMEOUT_S)
+                client = await RelayClient.connect(socket_path, worker=self._worker, timeout_s=CONNECT_TIMEOUT_S)
             except IsthmusError as error:
                 self._log(f"no relay yet: {error.text}; next try in {backoff_s:.2f} s")
                 await asyncio.sleep(backoff_s)

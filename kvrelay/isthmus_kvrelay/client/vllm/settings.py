@@ -14,7 +14,12 @@ from isthmus_shared.errors import ConfigInvalid
 class ConnectorSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    relay_socket: str = Field(min_length=1, description="Unix socket of this node's relay (ISTHMUS_RELAY_SOCKET)")
+    relay_socket: str | None = Field(
+        default=None, min_length=1, description="Unix socket of this node's relay (ISTHMUS_RELAY_SOCKET)"
+    )
+    worker_flows: bool = Field(
+        default=False, description="Instead: the Isthmus worker around this engine opens all flows (`use_flows`)"
+    )
     node_id: str = Field(default="vllm", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="The relay's node")
     worker_id: str | None = Field(
         default=None,
@@ -46,7 +51,7 @@ class ConnectorSettings(BaseModel):
     def read(cls, extra: Mapping[str, Any]) -> ConnectorSettings:
         """Raises `ConfigInvalid` that names the field."""
         try:
-            return cls.model_validate(dict(extra))
+            settings = cls.model_validate(dict(extra))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in first["loc"])
@@ -55,3 +60,10 @@ class ConnectorSettings(BaseModel):
                 todo=f"the fields are {', '.join(cls.model_fields)} (docs/vllm.md)",
                 param=field,
             ) from error
+        if (settings.relay_socket is None) != settings.worker_flows:
+            raise ConfigInvalid(
+                "kv_connector_extra_config.relay_socket: the path of this node's relay is needed",
+                todo="give ISTHMUS_RELAY_SOCKET's (docs/vllm.md)",
+                param="relay_socket",
+            )
+        return settings

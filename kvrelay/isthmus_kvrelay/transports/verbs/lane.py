@@ -52,6 +52,8 @@ class LaneParts:
     maker: RailMaker
     landings: Landings
     liveness: Liveness
+    receives: int
+    """Chunks that the queue pairs of all rails have room for; made, so that the devices have granted them."""
     report: Callable[[Event], None]
     refused: Callable[[], None]
     """A chunk came without credit."""
@@ -126,7 +128,7 @@ class VerbsLane:
     def _tell_up(self) -> None:
         if not self.told_up and not self.closing:
             self.told_up = True
-            self._parts.report(LaneUp(self.lane, self.peer))
+            self._parts.report(LaneUp(self.lane, self.peer, via="verbs", depth=self._parts.receives))
             self.up.set_result(None)
 
     # --- rails (`rail.RailHost`)

@@ -291,6 +291,7 @@ class VerbsTransport:
                 maker=self._maker,
                 landings=self._landings,
                 liveness=self._settings.liveness,
+                receives=self._settings.depths.receive * len(self._settings.devices),
                 report=self.post,
                 refused=self._refused,
                 closed=self._lane_closed,

@@ -100,6 +100,11 @@ class ChunkMaker:
         tail = self._tail if usage is None else f'}}],"usage":{to_json(usage.as_json())}}}\n\n'
         return f'{self._open}{index},{body},"logprobs":{told},"finish_reason":null{more}{tail}'.encode()
 
+    def reasoning(self, index: int, text: str) -> bytes:
+        """A delta of what the model thinks aloud, in the field that DeepSeek's API gave it."""
+        delta = f'{{"reasoning_content":{_to_json_string(text)}}}'
+        return f'{self._open}{index},"delta":{delta},"logprobs":null,"finish_reason":null{self._tail}'.encode()
+
     def finish(self, index: int, text: str, reason: str, *, usage: Usage | None = None) -> bytes:
         """The last chunk of a choice, with text that was held back until the end was known."""
         said = _to_json_string(text)
@@ -114,9 +119,17 @@ class ChunkMaker:
 
 
 def chat_choice(
-    index: int, text: str, finish: str, logprobs: dict[str, Any] | None, extra: dict[str, Any]
+    index: int,
+    text: str,
+    finish: str,
+    logprobs: dict[str, Any] | None,
+    extra: dict[str, Any],
+    reasoning: str | None = None,
 ) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text, "refusal": None}
+    """`reasoning`: of a model that answers on channels; None for others, whose messages have no such field."""
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if reasoning is not None:
+        message["reasoning_content"] = reasoning
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish, **extra}
 
 

@@ -150,6 +150,11 @@ def model(name: str) -> ModelProfile:
     return _named(_models(), name, "model")
 
 
+def packaged_constants() -> str:
+    """Text of the constants that were fitted to the public measurements; `calibration.codec.load` reads it."""
+    return resources.files("isthmus_planner.cost").joinpath("data", "constants.yaml").read_text(encoding="utf-8")
+
+
 def model_from_folder(path: Path) -> ModelProfile:
     """A folder with a Hugging Face `config.json`, or that file."""
     file = path / "config.json" if path.is_dir() else path

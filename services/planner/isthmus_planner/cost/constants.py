@@ -34,6 +34,11 @@ class Constants:
     """rep: of one prompt token, however many accelerators share the work."""
     interference: float = 1.0
     """Of a prefill's time (t0 apart) that every sequence decoding on the same accelerators waits."""
+    admission_steps: float = 1.5
+    """Decode steps that pass before an engine takes a waiting prompt up."""
+    run_share: float = 0.98
+    """Of a benchmark's duration in which all its clients are busy; the rest is its start and its end. Judges measured
+    throughput only: predictions are of the steady state."""
     source: str = "defaults"
     calibrated: bool = False
     spread: Mapping[str, float] = field(default_factory=dict)
@@ -42,14 +47,18 @@ class Constants:
     def __post_init__(self) -> None:
         for name in NUMBERS:
             value = getattr(self, name)
-            positive = name.endswith("efficiency")
+            positive = name.endswith("efficiency") or name == "run_share"
             if not (math.isfinite(value) and (value > 0 if positive else value >= 0)):
                 raise ConfigInvalid(
                     f"constant {name} = {value:g}", todo="give a positive number" if positive else "it is 0 or more"
                 )
 
     def spread_of(self, quantity: str) -> float:
-        return self.spread.get(quantity, DEFAULT_SPREAD)
+        """p90 over p50. An engine that streams several tokens a message shows no `itl`: its `tpot` stands for it."""
+        known = self.spread.get(quantity)
+        if known is None and quantity == "itl":
+            known = self.spread.get("tpot")
+        return DEFAULT_SPREAD if known is None else known
 
 
 NUMBERS = tuple(f.name for f in fields(Constants) if f.type == "float")

@@ -159,7 +159,8 @@ def prefill_law(
     flop_per_s = accelerator.peak_flop_per_s(model.weight_precision(layout)) * constants.prefill_efficiency
     group = layout.tp * flop_per_s
     weights_rate = accelerator.need("memory_bytes_per_s", "prefill") * constants.weight_efficiency
-    linear_s = 2 * model.dense_params / group + 2 * model.active_expert_params / (layout.accelerators * flop_per_s)
+    experts_s = 2 * model.active_expert_params / (layout.accelerators * flop_per_s)
+    linear_s = 2 * model.dense_params / group + experts_s
     return PrefillLaw(
         base_s=constants.prefill_base_s,
         linear_s=linear_s,

@@ -94,8 +94,6 @@ def _type_fields(offers: Offers) -> dict[str, Any]:
         "count": node.count,
         "accelerators": node.accelerators,
         "usd_per_h": node.price_usd_per_h,
-        "calibrated": node.constants.calibrated,
-        "constants": node.constants.source,
         "roles": {role.value: _offer_fields(offer) for role, offer in offers.by_role.items()},
         "refused": {role.value: why for role, why in offers.refused.items()},
     }
@@ -107,6 +105,8 @@ def _offer_fields(offer: Offer) -> dict[str, Any]:
         "replicas": offer.replicas,
         "requests_per_s": offer.requests_per_s,
         "limit": offer.limit,
+        "calibrated": offer.constants.calibrated,
+        "constants": offer.constants.source,
     }
     if offer.role is not Role.PREFILL:
         fields |= {"max_batch": offer.max_batch, "itl_s": offer.itl_s}

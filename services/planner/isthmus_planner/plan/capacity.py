@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +22,6 @@ BLOCK_CHOICES_TOKENS = (16, 32, 64, 128)
 """What engines offer."""
 BLOCK_TOLERANCE = 0.005
 """The smallest block within half a percent of the best rate: larger ones waste memory and share prefixes worse."""
-ADMISSION_STEPS = 1.5
-"""Decode steps that pass before an engine takes a waiting prompt up."""
 LOAD_STEPS = 96
 MAX_LOAD = 0.95
 """Of prefill where requests arrive at random; above, the queue has no useful end."""
@@ -43,7 +41,8 @@ class NodeType:
 
     name: str
     accelerator: AcceleratorProfile
-    constants: Constants
+    constants_for: Callable[[Layout, float | None], Constants]
+    """For a layout, and sequences at once (None: not known yet)."""
     count: int
     accelerators: int
     price_usd_per_h: float | None
@@ -69,6 +68,8 @@ class Offer:
     """Without a queue where no TTFT target is given."""
     limit: str
     """What it is that allows no more."""
+    constants: Constants
+    """What it was computed with."""
     block_tokens: int = 16
     receive_bytes_per_s: float = 0.0
     """KV that one replica takes in at that rate."""
@@ -122,7 +123,7 @@ def offers(
         whys: list[str] = []
         for layout in fitting:
             try:
-                maker = _Maker(node, model, mix, targets, relay, layout, max_batch)
+                maker = _Maker(node, model, mix, targets, relay, layout, max_batch, node.constants_for(layout, None))
                 candidates.append(maker.offer(role))
             except ConfigInvalid as error:
                 whys.append(error.what)
@@ -149,6 +150,7 @@ class _Maker:
     relay: RelaySpec
     layout: Layout
     max_batch: int
+    constants: Constants
 
     @property
     def replicas(self) -> int:
@@ -191,7 +193,7 @@ class _Maker:
             rate, limit = wire, "network"
         if rate <= 0:
             limit = f"a prompt alone takes {alone_s * 1e3:.0f} ms to its first token"
-        return Offer(Role.PREFILL, self.layout.tp, self.replicas, rate, 0, 0.0, ttft_s, limit)
+        return Offer(Role.PREFILL, self.layout.tp, self.replicas, rate, 0, 0.0, ttft_s, limit, self.constants)
 
     def _decode(self, block_tokens: int) -> Offer:
         batch, step_s, room = self._steps()
@@ -211,28 +213,25 @@ class _Maker:
             float(itl_s[best - 1]) if best else 0.0,
             0.0,
             limit,
+            self._constants_at(best),
             block_tokens,
             rate / self.replicas * self.kv_bytes,
         )
 
     def _aggregated(self) -> Offer:
-        """Every prompt holds up everyone who decodes: ITL = τ / (1 - rate · E[work])."""
-        law, constants = self._prefill_law(), self.node.constants
+        """Every prompt holds up everyone who decodes: ITL = τ / (1 - rate · taken), at most one prompt a step."""
+        law = self._prefill_law()
         batch, step_s, room = self._steps()
-        work_s = constants.interference * self.mix.prompt_mean(law.work_s)
-        itl_s = step_s + batch * work_s / self.mix.steps
+        alone_s, square_s2 = self.mix.prompt_mean(law.time_s), self.mix.prompt_mean(lambda n, c: law.time_s(n, c) ** 2)
+        taken_s = self.constants.interference * alone_s
+        itl_s = step_s + np.minimum(batch / self.mix.steps, 1.0) * taken_s
         allowed = itl_s <= (self.targets.itl_s or math.inf)
-        alone_s = self.mix.prompt_mean(law.time_s)
-        ttft_s = alone_s + 0.0 * batch
+        allowed &= batch <= self.mix.steps  # beyond, prompts queue and the batch does not fill
+        # An engine takes a prompt up some steps after it came, and after those before it.
+        ttft_s = alone_s + self.constants.admission_steps * step_s
         if self.targets.ttft_s is not None:
-            busy_s, square_s2 = (
-                self.mix.prompt_mean(law.work_s),
-                self.mix.prompt_mean(lambda n, c: law.work_s(n, c) ** 2),
-            )
-            load = np.minimum(batch / (itl_s * self.mix.steps) * busy_s, 0.999)
-            # A prompt begins a step or two after it came, and waits for those before it.
-            admitted_s = ADMISSION_STEPS * step_s
-            ttft_s = alone_s + admitted_s + wait_s(load, self.replicas, busy_s, square_s2)
+            load = np.minimum(batch / (itl_s * self.mix.steps) * alone_s, 0.999)
+            ttft_s = ttft_s + wait_s(load, self.replicas, alone_s, square_s2)
             allowed &= ttft_s <= self.targets.ttft_s
         best, rate, limit = self._most(batch, itl_s, allowed, room)
         at = max(0, best - 1)
@@ -245,7 +244,12 @@ class _Maker:
             float(itl_s[at]),
             float(ttft_s[at]),
             limit,
+            self._constants_at(best),
         )
+
+    def _constants_at(self, batch: int) -> Constants:
+        """With the uncertainty at that batch, which may be beyond what was measured."""
+        return self.node.constants_for(self.layout, float(batch)) if batch else self.constants
 
     def _steps(self) -> tuple[np.ndarray, np.ndarray, int]:
         """Batch sizes from 1, the step's seconds at each, and how many sequences memory holds."""
@@ -290,10 +294,10 @@ class _Maker:
         return self.node.nic_bytes_per_s / self.kv_bytes
 
     def _prefill_law(self) -> PrefillLaw:
-        return prefill_law(self.node.accelerator, self.model, self.layout, self.node.constants)
+        return prefill_law(self.node.accelerator, self.model, self.layout, self.constants)
 
     def _decode_law(self) -> DecodeLaw:
-        return decode_law(self.node.accelerator, self.model, self.layout, self.node.constants)
+        return decode_law(self.node.accelerator, self.model, self.layout, self.constants)
 
 
 def wait_s(load: np.ndarray, replicas: int, alone_s: float, square_s2: float) -> np.ndarray:

@@ -15,6 +15,8 @@ from isthmus_planner.plan.simulating import Bench
 from isthmus_planner.sim.hardware import Role
 
 WAYS_OUT = "relax ttft_ms or itl_ms, shorten the requests, raise tp, or add a node type with more memory"
+EXTRAPOLATED = ", extrapolated ("
+"""As a calibration marks constants that are asked beyond what was measured."""
 EVEN = 0.02
 """Relative difference below which two plans are called equal."""
 
@@ -58,7 +60,10 @@ def refusals(offers: Sequence[Offers]) -> str:
 def verdict(best: Option, aggregated: Option | None, split: Option | None, wanted_per_s: float | None) -> str:
     """One sentence that says what to do."""
     rate = best.steady_requests_per_s
+    other = aggregated if best.assignment.disaggregated else split
     text = f"{_what(best)}{_compared(best, aggregated, split)}."
+    if other is not None and best.requests_per_s.p90 < other.requests_per_s.p50:
+        text += " The model's error is larger than that difference: measure before you rely on it."
     if wanted_per_s is not None and rate < wanted_per_s * (1 - EVEN):
         text += f" This cluster serves {rate:.4g} of the {wanted_per_s:.4g} requests per second that are wanted."
     if best.simulated is not None and not best.simulated.within_targets:
@@ -113,14 +118,35 @@ def reasons(offers: Sequence[Offers], best: Option, fastest: Assignment, fractio
     if gain > EVEN:
         divided = _divided(offers, fractional)
         lines.append(f"Dividing servers between roles ({divided}) would give {gain:.0%} more than whole ones can.")
-    unsure = [each.node.name for each in offers if not each.node.constants.calibrated]
-    if unsure:
-        lines.append(f"From specification alone, hence with the wide p90: {', '.join(unsure)}.")
-    for each in offers:
-        whys = sorted({f"{role.value}: {why}" for role, why in each.refused.items() if why})
-        if whys:
-            lines.append(f"{each.node.name} cannot take every role ({'; '.join(whys)}).")
+    lines += _origins(offers, best.assignment)
+    lines += [f"{each.node.name} cannot take every role ({_refused(each)})." for each in offers if each.refused]
     return tuple(lines)
+
+
+def _origins(offers: Sequence[Offers], assignment: Assignment) -> list[str]:
+    """Of what the plan makes use of and no measurement covers, with the error to expect."""
+    unsure: dict[str, list[str]] = {}
+    for each, counts in zip(offers, assignment.counts, strict=True):
+        for role, offer in each.by_role.items():
+            if counts[role] > 0 and not offer.constants.calibrated:
+                spread = max(offer.constants.spread_of(quantity) for quantity in ("tpot", "throughput"))
+                why = f"{_origin(offer.constants.source)}; p90 is {spread:.2f} times p50"
+                unsure.setdefault(why, []).append(f"{each.node.name} {role.value}")
+    return [f"Not calibrated: {', '.join(who)}: {why}." for why, who in unsure.items()]
+
+
+def _origin(source: str) -> str:
+    """Without the name of the file that the measurements came from; with what was asked beyond them."""
+    return source.removesuffix(")").split(EXTRAPOLATED)[-1] if EXTRAPOLATED in source else source.split(" (")[0]
+
+
+def _refused(each: Offers) -> str:
+    """Why a type cannot take some role, in short; the JSON has all of it."""
+    firsts: dict[str, list[str]] = {}
+    for role, why in each.refused.items():
+        first = why.split("; ")[0]
+        firsts.setdefault(first, []).append(role.value)
+    return "; ".join(f"{' and '.join(roles)}: {why}" for why, roles in firsts.items())
 
 
 def _advantage(offers: Sequence[Offers]) -> str:
@@ -169,7 +195,7 @@ def settings(offers: Sequence[Offers], best: Option, bench: Bench) -> Settings |
 def _lane(offers: Offers, offer: Offer, bench: Bench) -> LaneSettings:
     node = offers.node
     layout = Layout(tp=offer.tp, kv=bench.kv_precision)
-    law = decode_law(node.accelerator, bench.model, layout, node.constants)
+    law = decode_law(node.accelerator, bench.model, layout, offer.constants)
     ranks = kv.shard(bench.model, layout)
     layer_bytes = offer.block_tokens * kv.layer_bytes_per_token(bench.model, layout)
     bandwidth = node.accelerator.need("memory_bytes_per_s", "decode")

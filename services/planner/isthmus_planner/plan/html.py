@@ -10,7 +10,7 @@ from isthmus_planner.plan.planning import Plan
 from isthmus_planner.sim.hardware import Role
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1340px; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1360px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .verdict { font-size: 1.15rem; border-left: 4px solid #c2571a; padding: .4rem 1rem; background: #faf6f2; }
 table { border-collapse: collapse; }
@@ -29,7 +29,7 @@ def plan_html(plan: Plan) -> str:
         f'<p class="verdict">{escape(plan.verdict)}</p>',
         f"<p>{escape(asked(plan))}</p>",
         "<h2>Plans compared</h2>",
-        _table(options),
+        _table(options, saturated=plan.targets.ttft_s is None),
         '<p class="small">p50 / p90: p50 is what the closed forms say; nine in ten clusters should do at least as '
         "well as p90, by the model's error. Simulated (p50 / p90 of requests): at the highest load tried at which the "
         "targets are met.</p>",
@@ -105,8 +105,8 @@ def _charts(plan: Plan, options: list[tuple[str, Option]]) -> list[str]:
     return drawn
 
 
-def _table(options: list[tuple[str, Option]]) -> str:
-    """Closed forms as p50 / p90, then the simulator."""
+def _table(options: list[tuple[str, Option]], *, saturated: bool) -> str:
+    """Closed forms as p50 / p90, then the simulator; where requests queue without end their TTFT says nothing."""
     head = ["plan", "requests/s", "output tok/s", "$ per M output", "TTFT ms", "ITL ms", "constants"]
     head += ["simulated requests/s", "TTFT ms", "ITL ms"]
     rows = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in head) + "</tr>"]
@@ -115,19 +115,19 @@ def _table(options: list[tuple[str, Option]]) -> str:
         cells = [name, _pair(option.requests_per_s, 1, 2), _pair(option.output_tokens_per_s, 1, 0)]
         cells += ["unknown" if price is None else _pair(price, 1, 3)]
         cells += [_pair(option.ttft_s, 1e3, 0), _pair(option.itl_s, 1e3, 2)]
-        cells += ["calibrated" if option.calibrated else "specification", *_simulated(option)]
+        cells += ["calibrated" if option.calibrated else "specification", *_simulated(option, saturated)]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     return "<table>" + "".join(rows) + "</table>"
 
 
-def _simulated(option: Option) -> list[str]:
+def _simulated(option: Option, saturated: bool) -> list[str]:
     found = option.simulated
     if found is None:
         return ["–", "–", "–"]
     rate = f"{found.requests_per_s:,.2f}" + ("" if found.steady else " (unsettled)")
     rate += "" if found.within_targets else " (late)"
     ttft, itl = Range(found.ttft_p50_s, found.ttft_p90_s), Range(found.itl_s, found.itl_p90_s)
-    return [rate, _pair(ttft, 1e3, 0), _pair(itl, 1e3, 2)]
+    return [rate, "saturated" if saturated else _pair(ttft, 1e3, 0), _pair(itl, 1e3, 2)]
 
 
 def _pair(value: Range, scale: float, digits: int) -> str:

@@ -10,6 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from isthmus_planner.cost import catalog
+from isthmus_planner.cost.calibration import codec, packaged
+from isthmus_planner.cost.calibration.store import Calibration
 from isthmus_planner.cost.constants import NUMBERS
 from isthmus_planner.cost.layout import Precision
 from isthmus_planner.cost.profiles import AcceleratorProfile
@@ -49,8 +51,11 @@ class NodeTypeSpec(_Spec):
     """Of one accelerator; by default the profile's."""
     nic_gbit_per_s: Positive | None = None
     """Of the whole server, one direction; by default the profile's, times `accelerators`."""
+    framework: str | None = None
+    """The engine whose measurements are taken (`vllm`, `sglang`, ...); by default the one measured most."""
     constants: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
-    """Calibrated constants of your own, by the names that `isthmus calibrate` prints."""
+    """Single ones of your own, by the names that `isthmus calibrate` prints; what they are worth is not known here, so
+    the p90 stays as wide as without them. Measurements do better: `isthmus plan --constants`."""
 
     @field_validator("constants")
     @classmethod
@@ -158,6 +163,14 @@ def load_workload(path: Path) -> WorkloadFile:
     return workload.model_copy(update={"trace": path.parent / workload.trace})
 
 
+def load_calibration(path: Path) -> Calibration:
+    """Constants that `isthmus calibrate --out` wrote, before the package's where both have the same pair."""
+    own, ours = codec.load(_text(path), packaged.names(), str(path)), packaged.constants()
+    known = {each.key for each in own.fits}
+    others = tuple(each for each in ours.fits if each.key not in known)
+    return Calibration(f"{own.source}; {ours.source}", own.fits + others, ours.specification_spread)
+
+
 def accelerator(name: str, base: Path) -> AcceleratorProfile:
     """With the near names when it is unknown. A profile's file is relative to the cluster file's folder `base`."""
     if name.endswith(catalog.SUFFIXES):
@@ -184,13 +197,19 @@ def _load(path: Path, kind: type[_File]) -> _File:
         raise ConfigInvalid("\n".join(dict.fromkeys(lines)), todo="see docs/planning.md") from error
 
 
-def _mapping(path: Path) -> dict[str, Any]:
+def _text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigInvalid(f"{path} is too large", why=f"it has more than {MAX_FILE_BYTES} bytes")
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigInvalid(f"{path} cannot be read", why=str(error), todo="give a readable text file") from error
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    text = _text(path)
+    try:
+        fields = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigInvalid(f"{path} is not YAML", why=" ".join(str(error).split())) from error
     if not isinstance(fields, dict):

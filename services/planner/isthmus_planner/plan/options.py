@@ -60,8 +60,8 @@ def make_option(offers: Sequence[Offers], assignment: Assignment, mix: Mix, simu
         total_tokens_per_s=Range(rate * both, cautious * both),
         usd_per_m_output_tokens=price,
         ttft_s=_latency(used, (Role.PREFILL, Role.AGGREGATED), "ttft"),
-        itl_s=_latency(used, (Role.DECODE, Role.AGGREGATED), "itl"),
-        calibrated=all(each.node.constants.calibrated for each, _, _ in used),
+        itl_s=_latency(used, (Role.DECODE, Role.AGGREGATED), "tpot"),
+        calibrated=all(offer.constants.calibrated for _, offer, _ in used),
         simulated=simulated,
         bottleneck=bottleneck(offers, assignment),
     )
@@ -87,8 +87,10 @@ def _limits(offers: Sequence[Offers], assignment: Assignment, role: Role) -> str
 
 def _rate(offers: Sequence[Offers], assignment: Assignment, role: Role, quantity: str | None = None) -> float:
     return math.fsum(
-        counts[role] * each.rate(role) / (each.node.constants.spread_of(quantity) if quantity else 1.0)
+        counts[role] * offer.requests_per_s / (offer.constants.spread_of(quantity) if quantity else 1.0)
         for each, counts in zip(offers, assignment.counts, strict=True)
+        for offer in (each.by_role.get(role),)
+        if offer is not None
     )
 
 
@@ -113,4 +115,4 @@ def _latency(used: list[tuple[Offers, Offer, float]], roles: tuple[Role, ...], q
     total = math.fsum(rate for _, _, rate in parts)
     values = [offer.ttft_s if quantity == "ttft" else offer.itl_s for _, offer, _ in parts]
     p50 = math.fsum(rate * value for (_, _, rate), value in zip(parts, values, strict=True)) / total
-    return Range(p50, p50 * max(each.node.constants.spread_of(quantity) for each, _, _ in parts))
+    return Range(p50, p50 * max(offer.constants.spread_of(quantity) for _, offer, _ in parts))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from isthmus_planner.cost import catalog
+from isthmus_planner.cost.calibration import packaged
+from isthmus_planner.cost.calibration.store import Calibration, Question
 from isthmus_planner.cost.constants import Constants
+from isthmus_planner.cost.layout import Layout
 from isthmus_planner.cost.profiles import AcceleratorProfile, ModelProfile
 from isthmus_planner.plan import explain
 from isthmus_planner.plan.capacity import NodeType, Offers, Targets, offers
@@ -62,11 +66,22 @@ class Plan:
     seed: int
 
 
-def make_plan(cluster: ClusterFile, workload: WorkloadFile, base: Path, *, seed: int = 0) -> Plan:
-    """`base`: the folder that profile files are relative to. Raises `ConfigInvalid` when nothing can be planned."""
+def make_plan(
+    cluster: ClusterFile,
+    workload: WorkloadFile,
+    base: Path,
+    *,
+    calibration: Calibration | None = None,
+    seed: int = 0,
+) -> Plan:
+    """`base`: the folder that profile files are relative to; `calibration`: by default the package's.
+
+    Raises `ConfigInvalid` when nothing can be planned.
+    """
+    known = calibration if calibration is not None else packaged.constants()
     model, mix = catalog.model(workload.model), _mix(workload)
     targets = Targets(_seconds(workload.ttft_ms), _seconds(workload.itl_ms))
-    kinds = tuple(_node_type(spec, model, base) for spec in _unique(cluster.nodes))
+    kinds = tuple(_node_type(spec, model, mix, known, base) for spec in _unique(cluster.nodes))
     found = tuple(
         offers(
             kind,
@@ -188,7 +203,7 @@ def _unique(specs: tuple[NodeTypeSpec, ...]) -> tuple[NodeTypeSpec, ...]:
     return specs
 
 
-def _node_type(spec: NodeTypeSpec, model: ModelProfile, base: Path) -> NodeType:
+def _node_type(spec: NodeTypeSpec, model: ModelProfile, mix: Mix, known: Calibration, base: Path) -> NodeType:
     profile = accelerator(spec.accelerator, base)
     each_price = spec.price_usd_per_h if spec.price_usd_per_h is not None else profile.price_usd_per_h
     nic = None if profile.nic_bits_per_s is None else profile.nic_bits_per_s * spec.accelerators
@@ -201,7 +216,7 @@ def _node_type(spec: NodeTypeSpec, model: ModelProfile, base: Path) -> NodeType:
     return NodeType(
         name=spec.name or profile.name,
         accelerator=profile,
-        constants=constants_of(profile, model, spec.constants),
+        constants_for=_constants_for(spec, profile, model, mix, known),
         count=spec.count,
         accelerators=spec.accelerators,
         price_usd_per_h=None if each_price is None else each_price * spec.accelerators,
@@ -210,13 +225,22 @@ def _node_type(spec: NodeTypeSpec, model: ModelProfile, base: Path) -> NodeType:
     )
 
 
-def constants_of(profile: AcceleratorProfile, model: ModelProfile, own: dict[str, float]) -> Constants:
-    """The package's for this pair, with an operator's own in their place where given."""
-    constants = Constants()
-    if own:
-        changed: dict[str, Any] = {**own, "source": "cluster file", "calibrated": True}
+def _constants_for(
+    spec: NodeTypeSpec, profile: AcceleratorProfile, model: ModelProfile, mix: Mix, known: Calibration
+) -> Callable[[Layout, float | None], Constants]:
+    """What measurements say of this pair, or of others like it; an operator's own in their place where given."""
+
+    def found(layout: Layout, concurrency: float | None) -> Constants:
+        question = Question(
+            profile, model, layout, spec.framework, concurrency, isl_tokens=mix.isl_tokens, osl_tokens=mix.osl_tokens
+        )
+        constants = known.constants_for(question)
+        if not spec.constants:
+            return constants
+        changed: dict[str, Any] = {**spec.constants, "source": "constants of the cluster file", "calibrated": False}
         return dataclasses.replace(constants, **changed)
-    return constants
+
+    return found
 
 
 def _require_prices(kinds: tuple[NodeType, ...], workload: WorkloadFile) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from isthmus_planner.cost import kv, memory
 from isthmus_planner.cost.laws import DecodeLaw, PrefillLaw, decode_law, prefill_law
 from isthmus_planner.cost.layout import Layout, Precision
 from isthmus_planner.cost.profiles import ModelProfile
-from isthmus_planner.plan.capacity import NodeType, Offer, Offers, Targets
+from isthmus_planner.plan.capacity import Offer, Offers, Targets
 from isthmus_planner.plan.inputs import RelaySpec
 from isthmus_planner.plan.mix import Kind, Mix
 from isthmus_planner.plan.search import Assignment
@@ -31,6 +30,8 @@ MIN_PER_KIND = 50
 MAX_REQUESTS = 200_000
 """A second or two; a cluster that needs more is not simulated to its steady state, and the plan says so."""
 WARMUP_SHARE = 0.25
+LEAST_INTERFERENCE = -0.95
+"""Of prefill beside decode, in the simulator's terms: 0 stops decode for as long as the prompt takes."""
 MAX_TRIES = 4
 """Loads tried until the simulator finds the targets met; each next one is lower by as much as the last one missed."""
 STEP_DOWN = (0.5, 0.96)
@@ -68,12 +69,9 @@ class _Load:
     """Of what the closed forms allow."""
     requests_per_s: float
     clients: float
-    overhead_s: float
 
     def scaled(self, share: float) -> _Load:
-        return _Load(
-            share, self.requests_per_s / self.share * share, self.clients / self.share * share, self.overhead_s
-        )
+        return _Load(share, self.requests_per_s / self.share * share, self.clients / self.share * share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,8 @@ class Bench:
         nodes = self.nodes(offers, assignment)
         if not nodes or len(nodes) > MAX_REPLICAS:
             return None
-        stay_s, overhead_s = self._longest_s(offers, assignment), self._overhead_s(offers, assignment)
-        full = _Load(1.0, assignment.requests_per_s, self._clients(offers, assignment), overhead_s)
+        stay_s = self._longest_s(offers, assignment)
+        full = _Load(1.0, assignment.requests_per_s, self._clients(offers, assignment))
         load = full
         lifetimes = LIFETIMES_SATURATED if self.targets.ttft_s is None else LIFETIMES
         for _ in range(MAX_TRIES):
@@ -141,28 +139,17 @@ class Bench:
             name=f"{kind.name}/{offer.role.value}/{server}/{replica}",
             role=offer.role,
             kv_capacity_tokens=int(fit.kv_tokens),
-            prefill=self._prefill(kind, layout, offer.role) if prefills else None,
-            decode=decode_table(decode_law(kind.accelerator, self.model, layout, kind.constants), offer.max_batch)
+            prefill=prefill_table(prefill_law(kind.accelerator, self.model, layout, offer.constants))
+            if prefills
+            else None,
+            decode=decode_table(decode_law(kind.accelerator, self.model, layout, offer.constants), offer.max_batch)
             if decodes
             else None,
             interleave=Interleave.PREFILL_FIRST,
-            interference=max(0.0, kind.constants.interference - 1.0),
+            interference=max(LEAST_INTERFERENCE, offer.constants.interference - 1.0),
             kv_bytes_per_token=mean_prompt / self.mix.isl_tokens,
             link_bytes_per_s=link,
         )
-
-    def _prefill(self, kind: NodeType, layout: Layout, role: Role) -> PrefillTable:
-        """Beside decode a prompt's fixed time holds nobody up (it is in `overhead_s`)."""
-        table = prefill_table(prefill_law(kind.accelerator, self.model, layout, kind.constants))
-        return dataclasses.replace(table, base_s=0.0) if role is Role.AGGREGATED else table
-
-    def _overhead_s(self, offers: tuple[Offers, ...], assignment: Assignment) -> float:
-        """Of a mean request: what `_prefill` leaves out on aggregated nodes."""
-        aggregated = [
-            counts[Role.AGGREGATED] * each.rate(Role.AGGREGATED) * each.node.constants.prefill_base_s
-            for each, counts in zip(offers, assignment.counts, strict=True)
-        ]
-        return math.fsum(aggregated) / assignment.requests_per_s
 
     def _clients(self, offers: tuple[Offers, ...], assignment: Assignment) -> float:
         """Under way at once, by Little's law over each server's own rate."""
@@ -203,7 +190,6 @@ class Bench:
             kind.osl,
             name=kind.name,
             warmup_requests=warmup,
-            overhead_s=load.overhead_s,
             prefix_hits=PrefixHits(1.0, hits) if hits > 0 else None,
         )
 

@@ -56,6 +56,12 @@ class Reproduction:
         return sum(check.error is not None or check.says.endswith("tok/s") for check in self.checks)
 
     @property
+    def ordered(self) -> int:
+        """Operating points whose order was published."""
+        claims = self.published.cross_vendor.claims
+        return len({(each.scenario, c) for each in claims if each.order is not None for c in each.concurrency})
+
+    @property
     def holds(self) -> bool:
         return all(check.holds for check in (*self.checks, *self.deepseek_checks))
 
@@ -111,6 +117,7 @@ def fields(found: Reproduction) -> dict[str, Any]:
             "fitted": asdict(found.constants.cross_fitted),
             "fitted_constants": found.fitted,
             "published_numbers": found.numbers,
+            "ordered_operating_points": found.ordered,
             "fitted_to": found.constants.cross_figures,
         },
         "deepseek": {

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from isthmus_planner.sim.compiled import inner
+from isthmus_planner.sim.compiled import constant, inner
 from isthmus_planner.sim.engine import client_free, schedule_stream, send_spawned, take_prompt
 from isthmus_planner.sim.exact import ln, uniform
 from isthmus_planner.sim.prefix_cache import remember_blocks
 from isthmus_planner.sim.routing import route
 from isthmus_planner.sim.world import BURSTY, CLOSED, NEVER, NONE, TRACE, World
 
-GAP, ISL, OSL, HIT = 0, 1, 2, 3
+GAP, ISL, OSL, HIT = constant(0), constant(1), constant(2), constant(3)
 """What a random number is used for."""
+FIRST, NO_BLOCKS, NOT_CACHED = constant(0), constant(0), constant(0)
 
 
 @inner
@@ -66,10 +67,10 @@ def _arrive(w: World, s: int, sent_at: float, number: int, now: float) -> None:
     stream, seed = w.streams[s], w.shared[0].seed
     isl = _draw(w, stream.isl_offset, stream.isl_count, s, number, ISL)
     osl = _draw(w, stream.osl_offset, stream.osl_count, s, number, OSL)
-    cached = 0
+    cached = NOT_CACHED
     if stream.hit_probability > 0.0 and uniform(seed, s, number, HIT) < stream.hit_probability:
         cached = int(stream.hit_fraction * isl)
-    _enter(w, s, number, isl, osl, cached, 0, 0, sent_at, now)
+    _enter(w, s, number, isl, osl, cached, NO_BLOCKS, NO_BLOCKS, sent_at, now)
 
 
 @inner
@@ -81,14 +82,14 @@ def _arrive_from_trace(w: World, s: int, now: float) -> None:
     stream.made += 1
     stream.sent += 1
     stream.last_sent = now - stream.overhead
-    begin = w.trace_block_end[i - 1] if i > 0 else 0
+    begin = w.trace_block_end[i - 1] if i > 0 else NO_BLOCKS
     shared.trace_next = i + 1
     set_trace_time(w, s)
     if stream.made >= stream.requests:
         shared.trace_over = 1
         stream.next_made = NEVER
     isl, osl = w.trace_isl[i], w.trace_osl[i]
-    _enter(w, s, number, isl, osl, 0, begin, w.trace_block_end[i], now - stream.overhead, now)
+    _enter(w, s, number, isl, osl, NOT_CACHED, begin, w.trace_block_end[i], now - stream.overhead, now)
 
 
 @inner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus_planner.sim.arrivals import gap_s, set_trace_time, stream_event
+from isthmus_planner.sim.arrivals import FIRST, gap_s, set_trace_time, stream_event
 from isthmus_planner.sim.compiled import compiled, inner
 from isthmus_planner.sim.engine import node_event, schedule_stream, send_spawned, take_landed, wake
 from isthmus_planner.sim.event_queue import schedule
@@ -56,7 +56,7 @@ def start(w: World) -> None:
             stream.spawned = stream.requests
             send_spawned(w, s, 0.0)
         elif stream.kind != TRACE:
-            stream.next_made = gap_s(w, s, 0)
+            stream.next_made = gap_s(w, s, FIRST)
             if stream.kind != CLOSED:
                 stream.next_made += stream.overhead
             schedule_stream(w, s)

@@ -7,7 +7,7 @@ import math
 from isthmus_planner.sim.compiled import inner
 from isthmus_planner.sim.decode_run import steps_below, steps_s
 from isthmus_planner.sim.exact import bin_of, bin_start
-from isthmus_planner.sim.world import E2EL, ITL, NONE, TPOT, TTFT, World
+from isthmus_planner.sim.world import E2EL, ITL, NONE, ONCE, TPOT, TTFT, World
 
 
 @inner
@@ -44,7 +44,7 @@ def count_fresh(w: World, n: int, step_end: float) -> None:
     while slot != NONE:
         request = w.slots[slot]
         if request.number >= w.streams[request.stream].warmup:
-            count(w, request.stream, ITL, step_end - request.first_at, 1)
+            count(w, request.stream, ITL, step_end - request.first_at, ONCE)
         w.by_stream[n, request.stream, 1] -= 1
         slot = request.fresh_next
     node.fresh_head = NONE
@@ -111,10 +111,10 @@ def count_request(w: World, slot: int, now: float) -> None:
     if request.number < stream.warmup:
         return
     stream.measured += 1
-    count(w, request.stream, TTFT, request.first_at - request.sent_at, 1)
-    count(w, request.stream, E2EL, now - request.sent_at, 1)
+    count(w, request.stream, TTFT, request.first_at - request.sent_at, ONCE)
+    count(w, request.stream, E2EL, now - request.sent_at, ONCE)
     if request.osl > 1:
-        count(w, request.stream, TPOT, (now - request.first_at) / (request.osl - 1), 1)
+        count(w, request.stream, TPOT, (now - request.first_at) / (request.osl - 1), ONCE)
     stream.sum_overhead += request.arrived_at - request.sent_at
     stream.sum_queue += request.started_at - request.arrived_at
     stream.sum_prefill += request.first_at - request.started_at

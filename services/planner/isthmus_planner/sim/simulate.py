@@ -25,7 +25,10 @@ def simulate(scenario: Scenario, trace: Iterable[TraceBatch] | None = None) -> R
     while run(world) != DONE:
         world = _feed(world, traced[0], batches)
     if traced:
-        require(world.streams[traced[0]].made > 0, "the trace is empty; give one with at least one request")
+        row = world.streams[traced[0]]
+        require(row.made > 0, "the trace is empty; give one with at least one request")
+        lost = f"none of the {row.made} requests of the trace fits into any node's KV memory; give the nodes more"
+        require(row.completed > 0, lost)
     return collect(scenario, world)
 
 

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isthmus_planner.sim.compiled import sources_fingerprint
+from isthmus_planner.sim.compiled import constant, sources_fingerprint
 
 Records = Any
 """An array of one of the record types below: `np.recarray`, whose fields are attributes."""
 
-NONE = -1
+NONE = constant(-1)
+ONCE = constant(1)
 NEVER = np.inf
 
 PREFILL, DECODE, AGGREGATED = 0, 1, 2
@@ -23,15 +24,16 @@ IDLE, COMPUTING_PROMPTS, RUNNING, MIXING = 0, 1, 2, 3
 """What a node does: nothing; prompts alone; a run of decode steps; one step with both."""
 CLOSED, POISSON, BURSTY, TRACE = 0, 1, 2, 3
 """A stream's arrivals."""
-TTFT, ITL, TPOT, E2EL, METRICS = 0, 1, 2, 3, 4
+TTFT, ITL, TPOT, E2EL = constant(0), constant(1), constant(2), constant(3)
 """Rows of the histograms."""
+METRICS = 4
 DONE, WANTS_TRACE = 0, 1
 """Why the loop came back."""
 
 
 def _record(**fields: str) -> np.dtype[Any]:
     kinds = {"f": np.float64, "i": np.int64}
-    return np.dtype([(name, kinds[kind]) for kind, names in fields.items() for name in names.split()])
+    return np.dtype([(name, kinds[kind]) for kind, names in fields.items() for name in names.split()], align=True)
 
 
 NODE = _record(
@@ -93,7 +95,8 @@ SHARED = np.dtype(
             *("trace_next", "trace_count", "trace_over", "trace_block_tokens"),
         )
     ]
-    + [("sources_" + sources_fingerprint(), np.int64)]
+    + [("sources_" + sources_fingerprint(), np.int64)],
+    align=True,
 )
 """One record. Its last field's name makes compiled code of other sources unfit (see `compiled`)."""
 

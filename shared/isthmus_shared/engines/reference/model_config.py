@@ -87,6 +87,11 @@ def read_model_config(folder: Path) -> ModelConfig:
     )
 
 
+def eos_token_ids(folder: Path) -> frozenset[int]:
+    """Tokens that end an output, of any model in Hugging Face form: generation_config.json's, else config.json's."""
+    return _eos(folder, _read_json(folder / "config.json"))
+
+
 def _head_dim(fields: dict[str, Any], hidden: int, heads: int) -> int:
     if fields.get("head_dim") is None:
         if hidden % heads:

@@ -60,6 +60,7 @@ class ReferenceRunner:
 
     def _load_model(self) -> RunnerInfo:
         torch.set_num_threads(self._config.threads)
+        _use_device(self._config.device)
         config = read_model_config(self._folder)
         groups = group_layers(config.windows, kv_heads=config.kv_heads, head_dim=config.head_dim)
         self._shape = KvShape(
@@ -108,7 +109,7 @@ class ReferenceRunner:
                 return [_fault_of(work, faults) for work in batch.works]
             plan = make_plan(live, self._kv, self._model.config.windows)
             logits = self._model.forward(plan, self._kv, lambda layer: self._save(layer, live, faults))
-            rows = iter(logits)
+            rows = iter(logits.cpu())
             sampled = {work.sequence.uid: _sample(work, next(rows)) for work in live if work.sample}
         return [
             _fault_of(work, faults) if work.sequence.uid in faults else sampled.get(work.sequence.uid, WorkResult())
@@ -125,13 +126,14 @@ class ReferenceRunner:
             index = self._index(sequence)
             if index.span(layer, KvPart.K, start, work.end) is None:
                 continue
-            table = torch.tensor(work.block_table)
+            table = torch.tensor(work.block_table, device="cpu")
             try:
                 for part, cache in zip(index.parts(layer), self._kv.views[layer].parts, strict=True):
                     place = index.span(layer, part, start, work.end)
                     assert place is not None, "K and V of one layer have the same tokens"
                     memory = sink.map(place.offset_bytes, place.size_bytes)
                     gather_rows(cache, table, place.token_start, place.token_end, memory)
+                    self._finish_copies()
                     sink.filled(place.offset_bytes, place.size_bytes)
             except IsthmusError as error:
                 faults[sequence.uid] = error.to_fault()
@@ -144,7 +146,7 @@ class ReferenceRunner:
         """
         sequence, source = work.sequence, work.sequence.request.kv_load
         assert source is not None, "it loads"
-        index, table = self._index(sequence), torch.tensor(work.block_table)
+        index, table = self._index(sequence), torch.tensor(work.block_table, device="cpu")
         theirs, own = sequence.request.kv_manifest, self._layout.dtype
         flavours = None if theirs is None or not own.is_fp8 else (theirs.dtype, own)
         try:
@@ -156,8 +158,14 @@ class ReferenceRunner:
                     if span.token_start:
                         zeros = torch.zeros((span.token_start, *row_shape(cache)), dtype=cache.dtype)
                         scatter_part(cache, table, 0, span.token_start, zeros)
+            self._finish_copies()
         except IsthmusError as error:
             faults[sequence.uid] = error.to_fault()
+
+    def _finish_copies(self) -> None:
+        """On an accelerator they are only enqueued, and the staging is the relay's right after."""
+        if self._config.device != "cpu":
+            torch.accelerator.synchronize()
 
     def _index(self, sequence: SequenceState) -> CanonicalIndex:
         return CanonicalIndex(self._shape.manifest(sequence.prompt_tokens))
@@ -165,6 +173,22 @@ class ReferenceRunner:
     @property
     def model_config(self) -> ModelConfig:
         return self._model.config
+
+
+def _use_device(name: str) -> None:
+    """Of this thread: every tensor that it makes is there, unless it says otherwise."""
+    if name == "cpu":
+        return  # it is there as it is, and naming it costs every operation some microseconds
+    try:
+        torch.set_default_device(name)
+        torch.zeros(1)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        raise ConfigInvalid(
+            f"the reference engine cannot compute on device {name!r}",
+            why=str(error).splitlines()[0],
+            todo="name another, or install a build of torch for it",
+            param="device",
+        ) from error
 
 
 def _fault_of(work: Work, faults: dict[int, Fault]) -> WorkResult:

@@ -48,7 +48,7 @@ class ModelWeights:
 
 
 def load_weights(folder: Path, config: ModelConfig) -> ModelWeights:
-    """All in fp32. Raises `ConfigInvalid` for a missing tensor or a wrong shape."""
+    """All in fp32, on the thread's default device. Raises `ConfigInvalid` for a missing tensor or a wrong shape."""
     tensors = _Tensors(folder)
     hidden = config.hidden
     embedding = tensors.take("model.embed_tokens.weight", (config.vocab_size, hidden))
@@ -103,7 +103,7 @@ class _Tensors:
                 why=f"config.json makes it {shape}",
                 param="model_path",
             )
-        return tensor.to(torch.float32)
+        return tensor.to(device=torch.get_default_device(), dtype=torch.float32)
 
     def linear(self, parts: list[tuple[str, int]], inputs: int, *, bias: bool) -> Linear:
         """Projections of the same input as one."""

@@ -1,0 +1,109 @@
+"""`isthmus calibrate`: the cost model's constants from measurements, and how far they can be trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from isthmus_cli.exits import EPILOG, Exit
+from isthmus_shared.errors import ConfigInvalid, IsthmusError
+
+if TYPE_CHECKING:
+    from isthmus_planner.cost.calibration.session import Session
+
+MAX_FILE_BYTES = 64 * 1024 * 1024
+"""A hundred thousand measurements have a quarter of that."""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(epilog=EPILOG)(calibrate)
+
+
+def calibrate(
+    measurements: Annotated[Path, typer.Argument(help="CSV with a line per benchmark run (docs/cost-model.md).")],
+    out: Annotated[Path | None, typer.Option(help="Write the constants there (YAML).")] = None,
+    fit: Annotated[
+        str, typer.Option(help="Fit on `all`, `half`, or so many points of each group; `none`: judge only.")
+    ] = "all",
+    constants: Annotated[
+        Path | None, typer.Option(help="Constants known already: the prior, or with --fit none what is judged.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write every error table there (Markdown); slower.")] = None,
+    predictions: Annotated[Path | None, typer.Option(help="Write measured and predicted, row by row (CSV).")] = None,
+    length_ratio: Annotated[float, typer.Option(help="Real over nominal lengths.")] = 0.9,
+    seed: Annotated[int, typer.Option(help="Chooses what is left out.", min=0)] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse to judge beyond what was measured.")] = False,
+) -> None:
+    """Fit the cost model's constants to measurements, and tell their error on measurements that were left out.
+
+    What is known of other accelerators (built in, or --constants) is the prior, so that few points are enough.
+    """
+    try:
+        session = _session(
+            _read(measurements),
+            constants,
+            fit=fit,
+            length_ratio=length_ratio,
+            seed=seed,
+            source=_source(measurements),
+        )
+        if strict:
+            session.refuse_extrapolation()
+        print(session.summary(), end="")
+        for path, text in ((out, session.constants_yaml), (report, session.report), (predictions, session.predictions)):
+            if path is not None:
+                _write(path, text())
+    except IsthmusError as error:
+        _fail(error)
+
+
+def _session(text: str, constants: Path | None, *, fit: str, length_ratio: float, seed: int, source: str) -> Session:
+    try:
+        from isthmus_planner.cost.calibration import codec, packaged, session
+    except ImportError as error:
+        raise ConfigInvalid(
+            f"`isthmus calibrate` needs {error.name}", todo="install it with: pip install 'isthmus[plan]'"
+        ) from error
+    names = packaged.names()
+    known = packaged.constants() if constants is None else codec.load(_read(constants), names, str(constants))
+    return session.Session(
+        text,
+        names,
+        known,
+        trusted=constants is not None,
+        source=source,
+        fit=fit,
+        length_ratio=length_ratio,
+        seed=seed,
+    )
+
+
+def _source(path: Path) -> str:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"{path.name}, sha256 {digest[:16]}"
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigInvalid(f"{path} has more than {MAX_FILE_BYTES} bytes", todo="split it")
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigInvalid(f"cannot read {path}", why=str(error), todo="give a readable text file") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigInvalid(f"cannot write {path}", why=str(error)) from error
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def _fail(error: IsthmusError) -> NoReturn:
+    print(f"isthmus: {error.text}", file=sys.stderr)
+    raise typer.Exit(Exit.INVALID) from error

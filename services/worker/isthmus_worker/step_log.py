@@ -1,0 +1,39 @@
+"""The engine's latest steps, for the heartbeat: from them the planner learns what this worker's steps cost."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from isthmus_shared.engines.port import StepReport
+from isthmus_shared.messages.health import MAX_STEP_SAMPLES, StepSample
+from isthmus_shared.messages.work import MAX_COUNT
+
+
+class StepLog:
+    def __init__(self) -> None:
+        self._samples: deque[StepSample] = deque(maxlen=MAX_STEP_SAMPLES)
+        self._total = 0
+
+    def note(self, report: StepReport, kv_tokens: int) -> None:
+        """`kv_tokens`: in the engine's cache now. Reports without work (an abort, say) are no steps."""
+        if report.step_s <= 0 or not (report.decode_sequences or report.prefill_tokens):
+            return
+        self._total = (self._total + 1) % MAX_COUNT
+        self._samples.append(
+            StepSample(
+                step_s=report.step_s,
+                decode_sequences=report.decode_sequences,
+                prefill_tokens=report.prefill_tokens,
+                kv_tokens=kv_tokens,
+            )
+        )
+
+    @property
+    def total(self) -> int:
+        """Steps noted since the start; tells a reader of two beats how many samples are new."""
+        return self._total
+
+    @property
+    def samples(self) -> tuple[StepSample, ...]:
+        """The latest, oldest first."""
+        return tuple(self._samples)

@@ -1,0 +1,1 @@
+"""vLLM behind the engine port. Only `core` and `sampler` import vLLM, and only when a vLLM engine is started."""
