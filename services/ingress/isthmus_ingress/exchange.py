@@ -72,6 +72,7 @@ class Exchange:
             )
             for index in range(len(prepared.sampling))
         ]
+        self._first_s: list[float | None] = [None] * len(self.choices)
         self._last_s: list[float | None] = [None] * len(self.choices)
         """When each choice last had tokens."""
         self._cached = [0] * len(prepared.prompts)
@@ -99,8 +100,8 @@ class Exchange:
         return RunningSaga(saga, work, deps, self.outbox, choice.index, self._hub.remove)
 
     def start(self) -> None:
-        self._metrics.requests_running.inc()
-        self._metrics.tokens_in.inc(self.prepared.prompt_tokens)
+        self._metrics.requests_in_flight.inc()
+        self._metrics.prompt_tokens.inc(self.prepared.prompt_tokens)
         self._metrics.request_prompt_tokens.observe(self.prepared.prompt_tokens)
         for saga in self._sagas:
             self._hub.add(saga)
@@ -162,14 +163,16 @@ class Exchange:
         now_s, last_s = self._loop.time(), self._last_s[choice]
         if self._first:
             self._first = False
-            self._metrics.request_ttft_seconds.observe(now_s - self._received_s)
+            self._metrics.time_to_first_token_seconds.observe(now_s - self._received_s)
             route = self._sagas[choice].route
             if route is not None:
                 self._metrics.request_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
         if last_s is not None:
-            self._metrics.request_itl_seconds.observe((now_s - last_s) / max(1, tokens))
+            self._metrics.inter_token_latency_seconds.observe((now_s - last_s) / max(1, tokens))
+        else:
+            self._first_s[choice] = now_s
         self._last_s[choice] = now_s
-        self._metrics.tokens_out.inc(tokens)
+        self._metrics.generation_tokens.inc(tokens)
 
     def close(self) -> None:
         """Nobody waits any more: what is still running is cancelled. Call once after `start`."""
@@ -177,9 +180,20 @@ class Exchange:
             if not saga.saga.over:
                 saga.feed(ClientGone())
         outcome = self.outcome or ("ok" if self.finished else "client_gone")
+        for choice in self.choices:
+            self._count_choice(choice, outcome)
         self._metrics.requests.labels("chat" if self.prepared.chat else "completions", outcome).inc()
-        self._metrics.requests_running.dec()
-        self._metrics.request_e2e_seconds.observe(self._loop.time() - self._received_s)
+        self._metrics.requests_in_flight.dec()
+        self._metrics.e2e_request_latency_seconds.observe(self._loop.time() - self._received_s)
+
+    def _count_choice(self, choice: Choice, outcome: str) -> None:
+        gave_up = "abort" if outcome in ("client_gone", Cancelled.code) else "error"
+        self._metrics.request_success.labels(choice.finish or gave_up).inc()
+        self._metrics.request_generation_tokens.observe(choice.tokens)
+        first_s, last_s = self._first_s[choice.index], self._last_s[choice.index]
+        if first_s is not None and last_s is not None and choice.tokens > 1:
+            mean_s = (last_s - first_s) / (choice.tokens - 1)
+            self._metrics.request_time_per_output_token_seconds.observe(mean_s)
 
 
 def _channels(prepared: Prepared, text: ModelText) -> Channels | None:
