@@ -130,6 +130,13 @@ def test_rates_of_very_different_size_are_placed() -> None:
     assert found.requests_per_s == pytest.approx(1e-6)
 
 
+def test_a_small_part_of_a_fast_server_is_enough_to_prefill_for_the_rest() -> None:
+    found = assign(made_up([(100.0, 1.0, 0.0)], [1], [1.0]), Wish(whole=False))
+    assert found is not None
+    assert found.counts[0][Role.PREFILL] == pytest.approx(1 / 101)
+    assert found.requests_per_s == pytest.approx(100 / 101)
+
+
 def test_more_than_all_servers_give_is_said_to_be_impossible() -> None:
     assert assign(made_up(RATES, COUNTS, PRICES), Wish(at_least_per_s=1000.0)) is None
 

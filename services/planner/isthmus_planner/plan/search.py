@@ -22,6 +22,8 @@ FRONTIER_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Of the greatest throughput: for each, the cheapest servers that reach it."""
 EXACT_SERVERS = 256
 """With more, whole numbers are sought around the divided optimum: what that leaves is a server's worth."""
+LEAST_PART = 1000.0
+"""Of a divided server: no part smaller than a thousandth of it is of interest."""
 NEAR = 1.0
 NODE_LIMIT = 2000
 """Of branch and bound: a bound on the work that, unlike one on time, gives the same plan on any machine."""
@@ -86,10 +88,11 @@ class _Programme:
     @classmethod
     def of(cls, rates: np.ndarray, counts: np.ndarray, prices: np.ndarray, wish: Wish) -> _Programme | None:
         types, size = len(rates), 3 * len(rates) + 1
-        # A server faster than the whole other side is as good as one just so fast; the solver's tolerances want that.
-        sides = counts @ rates[:, :2]
+        # A whole server faster than all of the other side is as good as one just so fast, and so is a part of one
+        # that is a thousand times faster; the solver's tolerances want numbers of like size.
+        sides = counts @ rates[:, :2] * (1.0 if wish.whole else LEAST_PART)
         capped = np.column_stack([np.minimum(rates[:, 0], sides[1]), np.minimum(rates[:, 1], sides[0]), rates[:, 2]])
-        unit = float(min(sides) + counts @ capped[:, 2])
+        unit = float(min(counts @ rates[:, :2]) + counts @ capped[:, 2])
         if unit <= 0:
             return None
         capped = capped / unit
