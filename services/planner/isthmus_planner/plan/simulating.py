@@ -88,9 +88,9 @@ class Bench:
 
     def check(self, offers: tuple[Offers, ...], assignment: Assignment) -> Simulated | None:
         """At the highest load that meets the targets; None where there are too many replicas to simulate."""
-        nodes = self.nodes(offers, assignment)
-        if not nodes or len(nodes) > MAX_REPLICAS:
+        if _replicas(offers, assignment) > MAX_REPLICAS:
             return None
+        nodes = self.nodes(offers, assignment)
         stay_s = self._longest_s(offers, assignment)
         full = _Load(1.0, assignment.requests_per_s, self._clients(offers, assignment))
         load = full
@@ -226,6 +226,14 @@ class Bench:
             requests=requests,
             steady=steady,
         )
+
+
+def _replicas(offers: tuple[Offers, ...], assignment: Assignment) -> float:
+    return math.fsum(
+        counts[role] * offer.replicas
+        for each, counts in zip(offers, assignment.counts, strict=True)
+        for role, offer in each.by_role.items()
+    )
 
 
 def _busy(offers: tuple[Offers, ...], assignment: Assignment, role: Role) -> float:
