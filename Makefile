@@ -153,6 +153,9 @@ test-vllm: $(VLLM_VENV)/.made  ## everything on real vLLM, which is installed fi
 	@$(PYTEST_VLLM) tests/vllm $(ARGS)
 	@$(PYTEST_VLLM) -p no:warnings tests/contract/engines/test_tokens.py tests/contract/engines/test_endings.py --engines vllm $(ARGS)
 
+bench-vllm: $(VLLM_VENV)/.made  ## what arriving KV costs the sequences that a vLLM engine decodes; time in the connector's hooks
+	@OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python bench/vllm_connector.py --json bench-vllm.json $(ARGS)
+
 vllm-up: $(VLLM_VENV)/.made  ## a cluster in which vLLM prefills and the reference engine decodes (examples/vllm-cluster.yaml)
 	@$(VLLM_VENV)/bin/python tools/make_tiny_checkpoints.py .isthmus/models qwen3
 	@PYTHONPATH=$(SOURCES) HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m isthmus_cli up examples/vllm-cluster.yaml $(ARGS)

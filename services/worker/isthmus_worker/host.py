@@ -66,6 +66,7 @@ class WorkerHost:
             publish=self._publish,
             metrics=runtime.metrics,
             log=runtime.log,
+            tracing=runtime.tracing,
         )
 
     async def run(self) -> None:
