@@ -2,7 +2,7 @@
 
 The pages link to each other as files of the repository, so that they read well there too. Here each such link is
 resolved: to a page of the site, to a copy of the file under `source/`, or, for a folder, to nothing but its name.
-A link to what is not there fails the build.
+A link to what is not there fails the build, and so does a page that loads something from elsewhere.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ OUTSIDE = {
 }
 """File outside docs/ → its page in the site."""
 LINK = re.compile(r"(?<!\\)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<to>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+REMOTE = re.compile(
+    r"""<(?:script|img|iframe)[^>]* src=["']?https?:[^>]*>|<link[^>]* rel=["']?stylesheet[^>]*https?:[^>]*>"""
+)
 SCHEME = re.compile(r"^[a-z]+:")
 
 
@@ -52,6 +55,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"[{link['text']}]({relative}{link['anchor'] or ''})"
 
     return LINK.sub(resolve, markdown)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """The site loads nothing from elsewhere."""
+    if found := REMOTE.search(output):
+        raise PluginError(f"{page.file.src_uri} loads something from elsewhere: {found[0]}")
+    return output
 
 
 def _root(config: Any) -> Path:
