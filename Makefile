@@ -57,7 +57,7 @@ schemas: $(VENV)/.dev  ## write what is generated from the code anew: schemas/, 
 	@$(BIN)/python tools/gen_dashboards.py
 
 docs: $(DOCS_VENV)/.made  ## the documentation as a site, site/index.html; fails on a broken link
-	@$(DOCS_VENV)/bin/mkdocs build --strict --quiet $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet $(ARGS)
 
 sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
 	@$(PYTEST) tests/sim $(ARGS)
