@@ -74,6 +74,8 @@ class Exchange:
         ]
         self._last_s: list[float | None] = [None] * len(self.choices)
         """When each choice last had tokens."""
+        self._begun: list[tuple[float, int] | None] = [None] * len(self.choices)
+        """When each choice first had tokens, and how many came then."""
         self._cached = [0] * len(prepared.prompts)
         self._open = len(self.choices)
         self.outcome: str | None = None
@@ -166,6 +168,9 @@ class Exchange:
             route = self._sagas[choice].route
             if route is not None:
                 self._metrics.request_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
+                self._hub.recent.first_token(now_s - self._received_s, route.predicted.ttft_p50_s)
+        if self._begun[choice] is None and tokens:
+            self._begun[choice] = (now_s, tokens)
         if last_s is not None:
             self._metrics.request_itl_seconds.observe((now_s - last_s) / max(1, tokens))
         self._last_s[choice] = now_s
@@ -180,6 +185,18 @@ class Exchange:
         self._metrics.requests.labels("chat" if self.prepared.chat else "completions", outcome).inc()
         self._metrics.requests_running.dec()
         self._metrics.request_e2e_seconds.observe(self._loop.time() - self._received_s)
+        if self.finished:
+            self._compare()
+
+    def _compare(self) -> None:
+        """The inter-token latency of each choice with what was predicted for it."""
+        for choice, saga, begun, last_s in zip(self.choices, self._sagas, self._begun, self._last_s, strict=True):
+            if begun is None or last_s is None or saga.route is None:
+                continue
+            first_s, first_tokens = begun
+            if choice.tokens > first_tokens:
+                itl_s = (last_s - first_s) / (choice.tokens - first_tokens)
+                self._hub.recent.inter_token(itl_s, saga.route.predicted.itl_p50_s)
 
 
 def _channels(prepared: Prepared, text: ModelText) -> Channels | None:
