@@ -41,6 +41,7 @@ lint: $(VENV)/.dev  ## style, layers, drift of generated files
 	@$(BIN)/python tools/check_tidy.py
 	@$(BIN)/python tools/gen_schemas.py --check
 	@$(BIN)/python tools/gen_config_docs.py --check
+	@$(BIN)/python tools/gen_cli_docs.py --check
 	@$(BIN)/python tools/gen_dashboards.py --check
 
 types: $(VENV)/.dev  ## mypy --strict
@@ -50,9 +51,10 @@ format: $(VENV)/.dev  ## put the sources into their one form
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
 
-schemas: $(VENV)/.dev  ## write what is generated from the code anew: schemas/, configuration, metrics, dashboards
+schemas: $(VENV)/.dev  ## write what is generated from the code anew: schemas/, configuration, command, metrics, dashboards
 	@$(BIN)/python tools/gen_schemas.py
 	@$(BIN)/python tools/gen_config_docs.py
+	@$(BIN)/python tools/gen_cli_docs.py
 	@$(BIN)/python tools/gen_dashboards.py
 
 sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
@@ -75,7 +77,7 @@ bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine
 
 bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts beside raw sockets, with a plot
 	@$(PIP) --editable '.[bench]'
-	@$(BIN)/isthmus bench relay --json bench-relay.json --plot bench-relay.svg $(ARGS)
+	@$(BIN)/isthmus bench relay --out bench-relay.json --plot bench-relay.svg $(ARGS)
 
 bench-peers: $(VENV)/.dev  ## the relay beside raw sockets, NIXL and Mooncake (installs those two; half a gigabyte)
 	@$(PIP) --no-deps nixl-cu12 mooncake-transfer-engine-non-cuda
