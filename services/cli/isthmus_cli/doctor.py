@@ -43,7 +43,7 @@ def command(
     except Unavailable:
         cluster = None
     # The cluster's own endpoint holds its port.
-    findings = all_checks(pool_bytes=pool_bytes, port=0 if cluster is not None else port)
+    findings = all_checks(pool_bytes=pool_bytes, port=None if cluster is not None else port)
     if cluster is None:
         findings.append(Finding("pair", Grade.OK, "no cluster runs here, so no pair of relays was tested"))
     else:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.console import Console
 import isthmus_shared
 from isthmus_cli import bench, calibrate, doctor, plan, reproduce, watch
 from isthmus_cli import status as status_view
+from isthmus_cli.calling import own_command
 from isthmus_cli.chat import Chat, converse, say
 from isthmus_cli.cluster import UpOptions
 from isthmus_cli.cluster import up as run_cluster
@@ -110,6 +112,7 @@ def up(
             nats_url=os.environ.get("NATS_URL") or None,
             start_timeout_s=start_timeout_s,
             environ=dict(os.environ),
+            command=own_command(sys.argv[0], shutil.which),
         )
         code = asyncio.run(run_cluster(spec.on_one_node() if same_node else spec, options, reporter))
     except IsthmusError as error:
