@@ -75,6 +75,9 @@ relay-fuzz: $(VENV)/.dev  ## hostile messages and headers for ten minutes (ARGS=
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
 
+bench-sim: $(VENV)/.dev  ## the planner's simulator: requests per second, start, memory, on one core (docs/benchmarks.md)
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/simulator.py $(ARGS)
+
 bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts beside raw sockets, with a plot
 	@$(PIP) --editable '.[bench]'
 	@$(BIN)/isthmus bench relay --out bench-relay.json --plot bench-relay.svg $(ARGS)
@@ -87,7 +90,7 @@ ui-test: $(VENV)/.dev  ## the operator's page in headless Chromium (Debian: apt 
 	@$(PIP) 'selenium>=4.30'
 	@$(PYTEST) tests/ui $(ARGS)
 
-compose-up:  ## the demo in containers (compose/README.md)
+compose-up:  ## the demo in containers (docs/containers.md)
 	@cd compose && docker compose up --build $(ARGS)
 
 compose-test: $(VENV)/.dev  ## build the containers, kill and cut off each of them under load (needs Docker; about ten minutes)
@@ -141,6 +144,9 @@ $(VLLM_VENV)/.made: tools/vllm/requirements-lean.txt tools/vllm/requirements-eng
 test-vllm: $(VLLM_VENV)/.made  ## everything on real vLLM, which is installed first (ARGS="-k llama")
 	@$(PYTEST_VLLM) tests/vllm $(ARGS)
 	@$(PYTEST_VLLM) -p no:warnings tests/contract/engines/test_tokens.py tests/contract/engines/test_endings.py --engines vllm $(ARGS)
+
+bench-vllm: $(VLLM_VENV)/.made  ## what arriving KV costs the sequences that a vLLM engine decodes; time in the connector's hooks
+	@OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python bench/vllm_connector.py --json bench-vllm.json $(ARGS)
 
 vllm-up: $(VLLM_VENV)/.made  ## a cluster in which vLLM prefills and the reference engine decodes (examples/vllm-cluster.yaml)
 	@$(VLLM_VENV)/bin/python tools/make_tiny_checkpoints.py .isthmus/models qwen3

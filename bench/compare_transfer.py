@@ -38,6 +38,7 @@ def contenders(folder: Path) -> dict[str, Callable[[], Contender]]:
     found: dict[str, Callable[[], Contender]] = {
         "one socket": lambda: sockets(1),
         "two sockets": lambda: sockets(2),
+        "two sockets, unpaced": lambda: sockets(2, unpaced=True),
         "relay": lambda: relay(True, False),
         "relay, no checksums": lambda: relay(False, False),
         "relay and copies": lambda: relay(True, True),

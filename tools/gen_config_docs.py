@@ -72,12 +72,36 @@ ENV_INTRO = """\
 #RELAY_MEMORY=768m
 #RELAY_CPUS=1.0
 
+# With nvidia.yaml and amd.yaml: vLLM's images, memory of a worker on GPUs, and the host's groups of /dev/kfd, /dev/dri
+#NVIDIA_VLLM_IMAGE=vllm/vllm-openai:v0.32.0
+#AMD_VLLM_IMAGE=vllm/vllm-openai-rocm:v0.32.0
+#GPU_WORKER_MEMORY=64g
+#GPU_SHM=16g
+#AMD_VIDEO_GROUP=44
+#AMD_RENDER_GROUP=110
+
+# With published-bus.yaml: this host's address at which other hosts reach the bus and node a's relay
+#BUS_HOST=127.0.0.1
+
+# With node.yaml (docs/two-hosts.md): the node's name, role, vendor's label and KV layout; this host's address; the
+# folder of the first host's secrets; ports
+#NODE=node-b
+#NODE_ROLE=decode
+#NODE_VENDOR=cpu
+#NODE_KV_LAYOUT=nhd:16:fp32
+#NODE_HOST=192.0.2.2
+#SECRETS_DIR=./secrets
+#NODE_RELAY_PORT=9200
+#NODE_RELAY_HTTP_PORT=9101
+#NODE_WORKER_HTTP_PORT=9102
+
 # With observability.yaml: images, ports on PUBLISH_HOST, and Grafana's first password for `admin`
 #PROMETHEUS_IMAGE=prom/prometheus:v3.5.0
 #PROMETHEUS_PORT=9090
 #GRAFANA_IMAGE=grafana/grafana:12.1.0
 #GRAFANA_PORT=3000
 #GRAFANA_PASSWORD=admin
+#OTEL_COLLECTOR_IMAGE=otel/opentelemetry-collector:0.131.0
 """
 SET_BY_COMPOSE = {
     "ISTHMUS_NATS_URL",

@@ -62,18 +62,21 @@ def latency(title: str, metric: str) -> Panel:
 
 
 SERVING = (
-    Panel("Requests running", "short", (("sum(isthmus_requests_running)", "running"),)),
+    Panel("Requests in progress", "short", (("sum(isthmus_requests_in_flight)", "in progress"),)),
     Panel("Requests ended by outcome", "reqps", ((rate("isthmus_requests_total", "outcome"), "{{outcome}}"),)),
     Panel("Refused before any work", "reqps", ((never(rate("isthmus_requests_rejected_total", "code")), "{{code}}"),)),
-    latency("Time to first token", "isthmus_request_ttft_seconds"),
-    latency("Inter-token latency", "isthmus_request_itl_seconds"),
-    latency("End to end", "isthmus_request_e2e_seconds"),
+    latency("Time to first token", "isthmus_time_to_first_token_seconds"),
+    latency("Inter-token latency", "isthmus_inter_token_latency_seconds"),
+    latency("End to end", "isthmus_e2e_request_latency_seconds"),
     Panel(
         "Tokens",
         "short",
-        ((rate("isthmus_tokens_in_total"), "prompt/s"), (rate("isthmus_tokens_out_total"), "output/s")),
+        ((rate("isthmus_prompt_tokens_total"), "prompt/s"), (rate("isthmus_generation_tokens_total"), "output/s")),
     ),
     Panel("Second attempts", "reqps", ((never(rate("isthmus_replans_total", "code")), "{{code}}"),)),
+    Panel(
+        "Choices ended", "short", ((rate("isthmus_request_success_total", "finished_reason"), "{{finished_reason}}"),)
+    ),
     Panel("Ended by the client's leaving", "reqps", ((rate("isthmus_cancellations_total"), "cancelled/s"),)),
 )
 WORKERS = (
@@ -82,9 +85,16 @@ WORKERS = (
     Panel(
         "KV cache in use",
         "percentunit",
-        (("1 - isthmus_engine_kv_blocks_free / (isthmus_engine_kv_blocks > 0)", "{{instance}}"),),
+        (("isthmus_kv_cache_usage_perc and (isthmus_engine_kv_blocks > 0)", "{{instance}}"),),
     ),
-    Panel("Sequences", "short", (("sum by (state) (isthmus_engine_sequences)", "{{state}}"),)),
+    Panel(
+        "Sequences",
+        "short",
+        (
+            ("sum(isthmus_num_requests_running)", "running"),
+            ("sum by (reason) (isthmus_num_requests_waiting_by_reason)", "waiting: {{reason}}"),
+        ),
+    ),
     Panel(
         "Engine step p50",
         "s",
@@ -97,7 +107,7 @@ WORKERS = (
         "s",
         (
             (quantile(0.5, "isthmus_request_predicted_ttft_seconds"), "predicted"),
-            (quantile(0.5, "isthmus_request_ttft_seconds"), "actual"),
+            (quantile(0.5, "isthmus_time_to_first_token_seconds"), "actual"),
         ),
     ),
     Panel("Bus within reach", "short", (("isthmus_bus_connected", "{{instance}}"),)),

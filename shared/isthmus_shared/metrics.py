@@ -1,6 +1,7 @@
 """Every metric of the product, by name, in one place. One `Metrics` with its own registry per process.
 
 Names follow Prometheus: base units, `_total` on counters. Labels have few values each: never an id or a subject.
+What vLLM measures too has vLLM's name and meaning after `isthmus_`, so that its dashboards need one word replaced.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ ITL_BUCKETS_S = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07
 E2E_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 CALL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 TOKEN_BUCKETS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
 class Metrics:
@@ -61,20 +63,34 @@ class Metrics:
     def _requests(self) -> None:
         self.requests = self._counter("requests_total", "Client requests ended", "endpoint", "outcome")
         """outcome: `ok`, or the error's code."""
-        self.requests_running = self._gauge("requests_running", "Client requests in progress")
-        self.request_ttft_seconds = self._histogram(
-            "request_ttft_seconds", "From receipt to the first token", TTFT_BUCKETS_S
+        self.requests_in_flight = self._gauge("requests_in_flight", "Client requests in progress at this ingress")
+        self.time_to_first_token_seconds = self._histogram(
+            "time_to_first_token_seconds", "From receipt to the first token", TTFT_BUCKETS_S
         )
         self.request_predicted_ttft_seconds = self._histogram(
             "request_predicted_ttft_seconds",
             "Predicted p50 of TTFT when it was routed, for requests that had a first token",
             TTFT_BUCKETS_S,
         )
-        self.request_itl_seconds = self._histogram("request_itl_seconds", "Between two tokens", ITL_BUCKETS_S)
-        self.request_e2e_seconds = self._histogram("request_e2e_seconds", "From receipt to the end", E2E_BUCKETS_S)
+        self.inter_token_latency_seconds = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens", ITL_BUCKETS_S
+        )
+        self.request_time_per_output_token_seconds = self._histogram(
+            "request_time_per_output_token_seconds", "Mean of a choice's inter-token latencies", ITL_BUCKETS_S
+        )
+        self.e2e_request_latency_seconds = self._histogram(
+            "e2e_request_latency_seconds", "From receipt to the end", E2E_BUCKETS_S
+        )
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt length", TOKEN_BUCKETS)
-        self.tokens_in = self._counter("tokens_in_total", "Prompt tokens accepted")
-        self.tokens_out = self._counter("tokens_out_total", "Tokens sent to clients")
+        self.request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Length of a choice's output", TOKEN_BUCKETS
+        )
+        self.prompt_tokens = self._counter("prompt_tokens_total", "Prompt tokens accepted")
+        self.generation_tokens = self._counter("generation_tokens_total", "Tokens sent to clients")
+        self.request_success = self._counter("request_success_total", "Choices ended", "finished_reason")
+        """finished_reason, in vLLM's words: one of `FINISHED_REASONS`."""
+        for reason in FINISHED_REASONS:
+            self.request_success.labels(reason)
         self.requests_rejected = self._counter("requests_rejected_total", "Refused before any work", "code")
         self.replans = self._counter("replans_total", "Attempts beyond a request's first", "code")
         self.cancellations = self._counter("cancellations_total", "Requests ended by the client's leaving")
@@ -91,9 +107,14 @@ class Metrics:
         self.engine_steps = self._counter("engine_steps_total", "Engine steps", "phase")
         self.engine_step_seconds = self._histogram("engine_step_seconds", "One step", ITL_BUCKETS_S, "phase")
         self.engine_tokens = self._counter("engine_tokens_total", "Tokens computed", "phase")
-        self.engine_sequences = self._gauge("engine_sequences", "Sequences held", "state")
+        self.num_requests_running = self._gauge("num_requests_running", "Sequences in this engine's batch")
+        self.num_requests_waiting = self._gauge("num_requests_waiting", "Sequences that this engine holds back")
+        self.num_requests_waiting_by_reason = self._gauge(
+            "num_requests_waiting_by_reason", "Of those: for room in the batch, or for their KV to arrive", "reason"
+        )
+        """reason, in vLLM's words: `capacity` or `deferred` (its KV or its first token has not come yet)."""
         self.engine_kv_blocks = self._gauge("engine_kv_blocks", "KV blocks of this engine")
-        self.engine_kv_blocks_free = self._gauge("engine_kv_blocks_free", "KV blocks free")
+        self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "Share of those in use, 0 to 1")
         self.worker_finishes = self._counter("worker_finishes_total", "Sequences ended", "phase", "reason")
         self.worker_kv_out_bytes = self._counter("worker_kv_out_bytes_total", "KV staged for others")
         self.worker_kv_in_bytes = self._counter("worker_kv_in_bytes_total", "KV loaded from others")

@@ -27,8 +27,8 @@ from isthmus_planner.sim.trace_batch import TraceBatch
 from isthmus_planner.sim.workload import FromTrace, Stream
 from isthmus_testing.stepwise import Request, StepwiseSimulator
 
-pytestmark = pytest.mark.timeout(900)
-"""The first simulation in a checkout compiles for some twenty CPU seconds."""
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("simulator")]
+"""The first simulation in a checkout compiles for some twenty CPU seconds, which one process does for all."""
 
 # Odd figures, so that no two events fall on one instant by accident and are taken in another order.
 seconds = st.floats(0.001, 0.0997).map(lambda value: value * 1.000731)
@@ -126,6 +126,6 @@ def compare(scenario: Scenario, requests: list[tuple[float, int, int]]) -> None:
 
 
 @given(scenario())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_skipping_steps_changes_nothing(case: tuple[Scenario, list[tuple[float, int, int]]]) -> None:
     compare(*case)

@@ -17,6 +17,7 @@ from isthmus_testing.vllm_engines import connected, vllm_missing
 
 pytestmark = [
     pytest.mark.skipif(vllm_missing() is not None, reason=str(vllm_missing())),
+    pytest.mark.timeout(900),
     # vLLM's own.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]

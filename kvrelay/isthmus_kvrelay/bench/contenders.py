@@ -149,6 +149,7 @@ class PairContender:
         self._stack.close()
 
 
-def sockets(streams: int) -> PairContender:
-    """The yardstick, see `bench.socket_process`."""
-    return PairContender("isthmus_kvrelay.bench.socket_process", "--streams", str(streams))
+def sockets(streams: int, *, unpaced: bool = False) -> PairContender:
+    """The yardstick, see `bench.socket_process`. `unpaced`: under the congestion control of lanes on loopback."""
+    options = ["--streams", str(streams), *(["--unpaced"] if unpaced else [])]
+    return PairContender("isthmus_kvrelay.bench.socket_process", *options)

@@ -94,6 +94,7 @@ def _contenders(folder: Path) -> dict[str, Callable[[], Contender]]:
     return {
         "one socket": lambda: sockets(1),
         "two sockets": lambda: sockets(2),
+        "two sockets, unpaced": lambda: sockets(2, unpaced=True),
         "relay": lambda: RelayContender(_fresh(folder, f"r{next(number)}")),
         "relay, no checksums": lambda: RelayContender(_fresh(folder, f"r{next(number)}"), checksums=False),
         "relay and copies": lambda: RelayContender(_fresh(folder, f"r{next(number)}"), copies=True),

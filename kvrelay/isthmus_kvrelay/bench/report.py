@@ -10,6 +10,8 @@ from isthmus_kvrelay.bench.transfer import Figures, median, ratio
 from isthmus_kvrelay.bench.workloads import MIB, WORKLOADS
 
 YARDSTICK = ("one socket", "two sockets")
+UNPACED = "two sockets, unpaced"
+"""Beside the yardstick, whose sockets are as the host's default makes them: what of the ratio is congestion control."""
 RELAY = "relay"
 BULK = [workload.name for workload in WORKLOADS.values() if not workload.latency]
 SMALL = [workload.name for workload in WORKLOADS.values() if workload.latency]
@@ -47,7 +49,10 @@ def transfer_table(figures: Figures) -> str:
 
 def ratio_table(figures: Figures) -> str:
     """The relay by the best of others of the same round, medians: what the project promises, and whether it holds."""
-    peers = {"the sockets": [name for name in YARDSTICK if name in figures]}
+    peers = {
+        "the sockets": [name for name in YARDSTICK if name in figures],
+        "the sockets, unpaced": [name for name in (UNPACED,) if name in figures],
+    }
     for peer in ("NIXL", "Mooncake"):
         peers[peer] = [name for name in figures if name.startswith(peer)]
     rows = []

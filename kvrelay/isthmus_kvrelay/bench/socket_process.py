@@ -6,6 +6,7 @@ answers with one byte when its share is in place. No checksum, no credit, no pac
 
 from __future__ import annotations
 
+import argparse
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from typing import Any
 
 from isthmus_kvrelay.bench.pair import arguments_of, serve_source, serve_target, source_pool, target_pool
 from isthmus_kvrelay.bench.workloads import WORKLOADS, Workload
+from isthmus_kvrelay.transports.tuning import UNPACED
 
 CALL_BYTES = 64 << 20
 """Most that one call moves."""
@@ -58,12 +60,12 @@ def move(buffers: list[memoryview], call: Any) -> bool:
 
 
 class Source:
-    def __init__(self, port: int, streams: int) -> None:
+    def __init__(self, port: int, streams: int, *, unpaced: bool) -> None:
         self.pool = source_pool()
         self._ends = []
         for stream in range(streams):
             sock = socket.create_connection(("127.0.0.1", port))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _options(sock, unpaced)
             self._ends.append((sock, shares(self.pool, 0, stream, streams)))
         self._threads = ThreadPoolExecutor(streams)
 
@@ -82,8 +84,9 @@ class Source:
 
 
 class Target:
-    def __init__(self, streams: int) -> None:
+    def __init__(self, streams: int, *, unpaced: bool) -> None:
         self.pool = target_pool()
+        self._unpaced = unpaced
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._streams = streams
         self.told = {"port": self._listener.getsockname()[1]}
@@ -92,7 +95,7 @@ class Target:
     def _accept(self) -> None:
         for stream in range(self._streams):
             sock, _ = self._listener.accept()
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _options(sock, self._unpaced)
             workloads = shares(self.pool, 1, stream, self._streams)
             threading.Thread(target=self._receive, args=(sock, workloads), daemon=True).start()
 
@@ -102,12 +105,23 @@ class Target:
             sock.sendall(b".")
 
 
+def _options(sock: socket.socket, unpaced: bool) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if unpaced:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--streams", type=int, required=True)
+    parser.add_argument("--unpaced", action="store_true")
+
+
 def main() -> None:
-    arguments, peer = arguments_of(lambda parser: parser.add_argument("--streams", type=int, required=True))
+    arguments, peer = arguments_of(_arguments)
     if peer is None:
-        serve_target(arguments.fd, Target(arguments.streams))
+        serve_target(arguments.fd, Target(arguments.streams, unpaced=arguments.unpaced))
     else:
-        serve_source(arguments.fd, Source(peer["port"], arguments.streams))
+        serve_source(arguments.fd, Source(peer["port"], arguments.streams, unpaced=arguments.unpaced))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from isthmus_ingress.saga_types import ClientGone, Deliver, End, StopFound
 from isthmus_ingress.text import ModelText
 from isthmus_shared.errors import Cancelled, IsthmusError
 from isthmus_shared.ids import RequestId, TransferId, new_id
+from isthmus_shared.tracing import Span, Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,15 @@ Update = tuple[Choice, Piece | Finished]
 
 class Exchange:
     def __init__(
-        self, prepared: Prepared, text: ModelText, hub: Hub, deps: Deps, limits: Limits, *, received_s: float
+        self,
+        prepared: Prepared,
+        text: ModelText,
+        hub: Hub,
+        deps: Deps,
+        limits: Limits,
+        *,
+        received_s: float,
+        traceparent: str = "",
     ) -> None:
         if hub.running + len(prepared.sampling) > limits.max_in_flight:
             raise TooManyRequests(
@@ -58,6 +67,7 @@ class Exchange:
         self._hub, self._metrics = hub, deps.metrics
         self._loop = asyncio.get_running_loop()
         self._received_s = received_s
+        self._span = self._begin_span(deps.tracing, traceparent)
         self._first = True
         self.outbox = Outbox(self._loop)
         silent = frozenset(token for params in prepared.sampling for token in params.stop_token_ids)
@@ -72,16 +82,26 @@ class Exchange:
             )
             for index in range(len(prepared.sampling))
         ]
+        self._first_s: list[float | None] = [None] * len(self.choices)
         self._last_s: list[float | None] = [None] * len(self.choices)
         """When each choice last had tokens."""
-        self._begun: list[tuple[float, int] | None] = [None] * len(self.choices)
-        """When each choice first had tokens, and how many came then."""
         self._cached = [0] * len(prepared.prompts)
         self._open = len(self.choices)
         self.outcome: str | None = None
         """A code, once something else than the end of all choices has ended it."""
         deadline_s = received_s + limits.request_timeout_s
         self._sagas = [self._saga(choice, deps, deadline_s, limits) for choice in self.choices]
+
+    def _begin_span(self, tracing: Tracing, traceparent: str) -> Span:
+        """From receipt to the last token. The two clocks differ, so its start is told by its age."""
+        return tracing.begin(
+            "request",
+            traceparent,
+            start_s=tracing.now_s() - (self._loop.time() - self._received_s),
+            endpoint="chat" if self.prepared.chat else "completions",
+            prompt_tokens=self.prepared.prompt_tokens,
+            choices=len(self.prepared.sampling),
+        )
 
     def _saga(self, choice: Choice, deps: Deps, deadline_s: float, limits: Limits) -> RunningSaga:
         sampling = self.prepared.sampling[choice.index]
@@ -98,11 +118,11 @@ class Exchange:
             max_attempts=limits.attempts,
             route_patience_s=limits.route_patience_s,
         )
-        return RunningSaga(saga, work, deps, self.outbox, choice.index, self._hub.remove)
+        return RunningSaga(saga, work, deps, self.outbox, choice.index, self._hub.remove, parent=self._span)
 
     def start(self) -> None:
-        self._metrics.requests_running.inc()
-        self._metrics.tokens_in.inc(self.prepared.prompt_tokens)
+        self._metrics.requests_in_flight.inc()
+        self._metrics.prompt_tokens.inc(self.prepared.prompt_tokens)
         self._metrics.request_prompt_tokens.observe(self.prepared.prompt_tokens)
         for saga in self._sagas:
             self._hub.add(saga)
@@ -164,17 +184,18 @@ class Exchange:
         now_s, last_s = self._loop.time(), self._last_s[choice]
         if self._first:
             self._first = False
-            self._metrics.request_ttft_seconds.observe(now_s - self._received_s)
+            self._span.event("first_token")
+            self._metrics.time_to_first_token_seconds.observe(now_s - self._received_s)
             route = self._sagas[choice].route
             if route is not None:
                 self._metrics.request_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
                 self._hub.recent.first_token(now_s - self._received_s, route.predicted.ttft_p50_s)
-        if self._begun[choice] is None and tokens:
-            self._begun[choice] = (now_s, tokens)
         if last_s is not None:
-            self._metrics.request_itl_seconds.observe((now_s - last_s) / max(1, tokens))
+            self._metrics.inter_token_latency_seconds.observe((now_s - last_s) / max(1, tokens))
+        else:
+            self._first_s[choice] = now_s
         self._last_s[choice] = now_s
-        self._metrics.tokens_out.inc(tokens)
+        self._metrics.generation_tokens.inc(tokens)
 
     def close(self) -> None:
         """Nobody waits any more: what is still running is cancelled. Call once after `start`."""
@@ -182,21 +203,26 @@ class Exchange:
             if not saga.saga.over:
                 saga.feed(ClientGone())
         outcome = self.outcome or ("ok" if self.finished else "client_gone")
+        self._span.end(
+            error="" if outcome == "ok" else outcome, output_tokens=sum(choice.tokens for choice in self.choices)
+        )
+        for choice in self.choices:
+            self._count_choice(choice, outcome)
         self._metrics.requests.labels("chat" if self.prepared.chat else "completions", outcome).inc()
-        self._metrics.requests_running.dec()
-        self._metrics.request_e2e_seconds.observe(self._loop.time() - self._received_s)
-        if self.finished:
-            self._compare()
+        self._metrics.requests_in_flight.dec()
+        self._metrics.e2e_request_latency_seconds.observe(self._loop.time() - self._received_s)
 
-    def _compare(self) -> None:
-        """The inter-token latency of each choice with what was predicted for it."""
-        for choice, saga, begun, last_s in zip(self.choices, self._sagas, self._begun, self._last_s, strict=True):
-            if begun is None or last_s is None or saga.route is None:
-                continue
-            first_s, first_tokens = begun
-            if choice.tokens > first_tokens:
-                itl_s = (last_s - first_s) / (choice.tokens - first_tokens)
-                self._hub.recent.inter_token(itl_s, saga.route.predicted.itl_p50_s)
+    def _count_choice(self, choice: Choice, outcome: str) -> None:
+        gave_up = "abort" if outcome in ("client_gone", Cancelled.code) else "error"
+        self._metrics.request_success.labels(choice.finish or gave_up).inc()
+        self._metrics.request_generation_tokens.observe(choice.tokens)
+        first_s, last_s = self._first_s[choice.index], self._last_s[choice.index]
+        if first_s is not None and last_s is not None and choice.tokens > 1:
+            mean_s = (last_s - first_s) / (choice.tokens - 1)
+            self._metrics.request_time_per_output_token_seconds.observe(mean_s)
+            route = self._sagas[choice.index].route
+            if self.finished and route is not None:
+                self._hub.recent.inter_token(mean_s, route.predicted.itl_p50_s)
 
 
 def _channels(prepared: Prepared, text: ModelText) -> Channels | None:

@@ -66,6 +66,7 @@ class WorkerHost:
             publish=self._publish,
             metrics=runtime.metrics,
             log=runtime.log,
+            tracing=runtime.tracing,
         )
 
     async def run(self) -> None:
@@ -236,9 +237,11 @@ class WorkerHost:
         self._pace.room(info)
         load, metrics = self._engine.load(), self._runtime.metrics
         metrics.engine_kv_blocks.set(info.kv_blocks_total)
-        metrics.engine_kv_blocks_free.set(load.kv_blocks_free)
-        for state in ("running", "waiting", "loading"):
-            metrics.engine_sequences.labels(state).set(getattr(load, state))
+        metrics.kv_cache_usage_perc.set(1 - load.kv_blocks_free / max(1, info.kv_blocks_total))
+        metrics.num_requests_running.set(load.running)
+        metrics.num_requests_waiting.set(load.waiting + load.loading)
+        metrics.num_requests_waiting_by_reason.labels("capacity").set(load.waiting)
+        metrics.num_requests_waiting_by_reason.labels("deferred").set(load.loading)
         return WorkerLoad(
             running=load.running,
             waiting=load.waiting,

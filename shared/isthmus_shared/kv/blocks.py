@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Ids = npt.NDArray[np.int64]
+"""Block ids [n], each of them a block of the cache: whoever calls has made sure of it."""
 _UNITS = ((16, torch.complex128), (8, torch.int64), (4, torch.int32), (2, torch.int16))
 _PLAIN = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 MIN_TAKEN_BYTES = 128
@@ -22,11 +24,11 @@ PAD_BYTES = 64
 """A cache line: rows of a power of two bytes would all fall into the same few sets of the cache."""
 
 
-def gather_blocks(part: Tensor, ids: Tensor, place: Tensor) -> None:
-    """`place` [n, tokens…, heads, dims…] becomes blocks `ids` (int64 [n], on the CPU) of `part` [blocks, …]."""
+def gather_blocks(part: Tensor, ids: Ids, place: Tensor) -> None:
+    """`place` [n, tokens…, heads, dims…] becomes blocks `ids` of `part` [blocks, tokens…, heads, dims…]."""
     if part.device.type != "cpu":
         part, place = _codes(part), _codes(place)
-        place.copy_(part.index_select(0, ids.to(part.device, non_blocking=True)), non_blocking=True)
+        place.copy_(part.index_select(0, torch.from_numpy(ids).to(part.device)), non_blocking=True)
         return
     if _take_rows(part, ids, place):
         return
@@ -34,23 +36,26 @@ def gather_blocks(part: Tensor, ids: Tensor, place: Tensor) -> None:
     if neighbours(ids):
         target.copy_(cache[int(ids[0]) : int(ids[0]) + len(ids)])
     else:
-        torch.index_select(cache, 0, ids, out=target)
+        torch.index_select(cache, 0, torch.from_numpy(ids), out=target)
 
 
-def scatter_blocks(part: Tensor, ids: Tensor, place: Tensor) -> None:
+def scatter_blocks(part: Tensor, ids: Ids, place: Tensor) -> None:
     """The way back. `ids` are different from each other."""
     if part.device.type != "cpu":
         part, place = _codes(part), _codes(place)
         rows = place.to(part.device, non_blocking=True)
-        part.index_copy_(0, ids.to(part.device, non_blocking=True), rows)
-    elif part.stride(1) == 1 and part.shape[1] > 1:
+        part.index_copy_(0, torch.from_numpy(ids).to(part.device), rows)
+        return
+    if part.stride(1) == 1 and part.shape[1] > 1:
         _scatter_transposed(part, ids, place)
-    elif neighbours(ids):
+        return
+    whole = slice(int(ids[0]), int(ids[0]) + len(ids)) if neighbours(ids) else None
+    run, axes = _run(part, place)
+    if whole is not None and run * part.element_size() < MIN_TAKEN_BYTES:
         cache, source = widen(part, place)
-        cache[int(ids[0]) : int(ids[0]) + len(ids)].copy_(source)
+        cache[whole].copy_(source)
     else:
-        cache_units, source_units = _units(part, place)
-        cache_units[ids.numpy()] = source_units
+        _array(part, axes, run)[ids if whole is None else whole] = _array(place, axes, run)
 
 
 def _codes(tensor: Tensor) -> Tensor:
@@ -58,10 +63,9 @@ def _codes(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
-def neighbours(ids: Tensor) -> bool:
+def neighbours(ids: Ids) -> bool:
     """Each id follows the one before it."""
-    count = len(ids)
-    return count == 1 or bool(int(ids[-1]) - int(ids[0]) == count - 1 and bool((ids[1:] - ids[:-1] == 1).all()))
+    return bool(ids[-1] - ids[0] == len(ids) - 1 and (ids[1:] - ids[:-1] == 1).all())
 
 
 def widen(cache: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,20 +91,21 @@ def fits(tensor: Tensor, size: int) -> bool:
     return all(step * itemsize % size == 0 for step in steps)
 
 
-def _take_rows(part: Tensor, ids: Tensor, place: Tensor) -> bool:
+def _take_rows(part: Tensor, ids: Ids, place: Tensor) -> bool:
     """Where runs lie apart in the cache but together in staging (K beside V): run by run, quickest by memcpy."""
     run, axes = _run(part, place)
     size, strides = run * part.element_size(), part.stride()[:axes]
-    gaps = axes > 1 and min(step for step, count in zip(strides, part.shape, strict=False) if count > 1) > run
+    steps = [step for step, count in zip(strides, part.shape, strict=False) if count > 1]
+    gaps = axes > 1 and min(steps, default=0) > run
     if not gaps or size < MIN_TAKEN_BYTES or any(step % run for step in strides) or not place.is_contiguous():
         return False
     index = ids * (strides[0] // run)
     for step, count in zip(strides[1:], part.shape[1:axes], strict=True):
-        index = index.unsqueeze(-1) + torch.arange(count) * (step // run)
+        index = index[..., None] + np.arange(count) * (step // run)
     whole = sum((count - 1) * step for count, step in zip(part.shape, strides, strict=False)) + run
     cache = _array(part.as_strided((whole // run, run), (run, 1)), 1, run)
     target = _array(place.view(-1, run), 1, run)
-    np.take(cache, index.view(-1).numpy(), out=target, mode="clip")
+    np.take(cache, index.reshape(-1), out=target, mode="clip")
     return True
 
 
@@ -111,12 +116,6 @@ def _run(cache: Tensor, place: Tensor) -> tuple[int, int]:
         run *= cache.shape[axes - 1]
         axes -= 1
     return run, axes
-
-
-def _units(cache: Tensor, place: Tensor) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Both as numpy arrays of the longest units that lie in one piece in both."""
-    run, axes = _run(cache, place)
-    return _array(cache, axes, run), _array(place, axes, run)
 
 
 def _array(tensor: Tensor, axes: int, run: int) -> npt.NDArray[Any]:
@@ -130,7 +129,7 @@ def _array(tensor: Tensor, axes: int, run: int) -> npt.NDArray[Any]:
     return np.ndarray(shape, dtype=unit, buffer=memory, strides=strides)
 
 
-def _scatter_transposed(part: Tensor, ids: Tensor, place: Tensor) -> None:
+def _scatter_transposed(part: Tensor, ids: Ids, place: Tensor) -> None:
     """Tokens innermost (the CPU backend's K): block by block by way of rows that are not a power of two apart."""
     tokens, _, heads, dim, _ = part.shape[1:]
     pad = PAD_BYTES // part.element_size()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from isthmus_shared.errors import ConfigInvalid
-from isthmus_shared.kv.blocks import gather_blocks, scatter_blocks
+from isthmus_shared.kv.blocks import Ids, gather_blocks, scatter_blocks
 from isthmus_shared.kv.form import Axes, CacheForm, run_elements
 
 _ORDER = "bnmhdx"
@@ -30,7 +30,7 @@ class Way:
 
     copy: Callable[[Tensor, Tensor], None]
     """copy(cache, staging): two tensors of one shape."""
-    blocks: Callable[[Tensor, Tensor, Tensor], None]
+    blocks: Callable[[Tensor, Ids, Tensor], None]
     """blocks(part, block ids, staging)."""
 
 
@@ -211,21 +211,25 @@ def _copy_part(part: Tensor, table: Tensor, token_start: int, token_end: int, pl
     assert place.dtype == part.dtype, f"staging of {place.dtype} for a cache of {part.dtype}"
     size = part.shape[1] * part.shape[2]
     assert token_end <= len(table) * size, f"a table of {len(table)} blocks for token {token_end}"
-    ids = table[token_start // size : -(-token_end // size)]
-    assert 0 <= int(ids.min()) <= int(ids.max()) < part.shape[0], f"blocks {ids.tolist()} of {part.shape[0]}"
+    ids = table.numpy()
+    used = ids[token_start // size : -(-token_end // size)]
+    assert 0 <= used.min() <= used.max() < part.shape[0], f"blocks {used.tolist()} of {part.shape[0]}"
     first, last = -(-token_start // size), token_end // size
     if token_start < first * size:
         block = first - 1
         end = min(token_end, first * size)
-        _copy_tokens(part[int(table[block])], token_start - block * size, end - block * size, place, way.copy)
+        _copy_tokens(part[int(ids[block])], token_start - block * size, end - block * size, place, way.copy)
     if first < last:
-        rows = place.narrow(0, first * size - token_start, (last - first) * size)
-        rows = torch.unflatten(torch.unflatten(rows, 2, part.shape[4:]), 0, (last - first, *part.shape[1:3]))
-        way.blocks(part, table[first:last], rows)
+        rows = place[first * size - token_start : last * size - token_start]
+        if rows.is_contiguous():
+            rows = rows.view(last - first, *part.shape[1:])
+        else:
+            rows = torch.unflatten(torch.unflatten(rows, 2, part.shape[4:]), 0, (last - first, *part.shape[1:3]))
+        way.blocks(part, ids[first:last], rows)
     if last * size < token_end and last >= first:
         rows = place[last * size - token_start :] if last * size > token_start else place
         start = max(token_start, last * size) - last * size
-        _copy_tokens(part[int(table[last])], start, token_end - last * size, rows, way.copy)
+        _copy_tokens(part[int(ids[last])], start, token_end - last * size, rows, way.copy)
 
 
 def _copy_tokens(block: Tensor, start: int, end: int, rows: Tensor, copy: Callable[[Tensor, Tensor], None]) -> None:

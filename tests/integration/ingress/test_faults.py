@@ -89,8 +89,10 @@ async def test_when_all_attempts_fail_the_last_error_is_a_status(folder: Path) -
         assert response.status_code == 429
         assert response.json()["error"]["code"] == "no_capacity"
         assert response.headers["retry-after"] in ("2", "7")
+        await eventually(lambda: not ingress.runtime.metrics.requests_in_flight._value.get())
         page = ingress.runtime.metrics.exposition().decode()
         assert 'isthmus_requests_total{endpoint="chat",outcome="no_capacity"} 1.0' in page
+        assert 'isthmus_request_success_total{finished_reason="error"} 1.0' in page
 
 
 async def test_the_only_decode_worker_may_die_and_be_started_again(folder: Path) -> None:

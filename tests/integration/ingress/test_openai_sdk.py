@@ -192,9 +192,13 @@ async def test_several_choices_are_streamed_side_by_side_and_each_ones_gaps_are_
                 reasons[choice.index] = choice.finish_reason or ""
         assert (texts, reasons) == (["abc"] * 3, ["stop"] * 3)
         assert usage.completion_tokens == 3 * 4
+        await eventually(lambda: not ingress.runtime.metrics.requests_in_flight._value.get())
         page = ingress.runtime.metrics.exposition().decode()
-        assert "isthmus_request_itl_seconds_count 9.0" in page, "three gaps in each of the three"
-        assert "isthmus_request_ttft_seconds_count 1.0" in page
+        assert "isthmus_inter_token_latency_seconds_count 9.0" in page, "three gaps in each of the three"
+        assert "isthmus_time_to_first_token_seconds_count 1.0" in page
+        assert 'isthmus_request_success_total{finished_reason="stop"} 3.0' in page
+        assert "isthmus_request_generation_tokens_sum 12.0" in page
+        assert "isthmus_request_time_per_output_token_seconds_count 3.0" in page
 
 
 async def test_several_choices_of_a_chat_are_one_answer(folder: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -183,6 +185,7 @@ async def test_every_token_lands_in_its_place_whatever_the_block_sizes(
         for spec in other.specs:
             untouched = [block for block in range(BLOCKS) if block not in there[0]]
             assert other.tensors[spec.name][untouched].isnan().all(), "no other block was written"
+        await eventually(lambda: near.at_rest() and far.at_rest(), what="staging is given back at both ends")
 
 
 async def test_chunks_are_sent_as_they_are_computed_and_a_cached_prefix_is_not_written(tmp_path: Path) -> None:
@@ -284,6 +287,30 @@ async def test_a_preempted_request_is_saved_again_from_blocks_that_are_its_own(t
         step(saver, job)
         assert await received(loader, load_job(job, near.ref, old)) == set()
         assert other.holds(old, range(tokens))
+
+
+async def test_blocks_are_let_go_of_only_when_the_copier_has_left_them(tmp_path: Path) -> None:
+    blocks = [table(16, 60)]
+    async with nodes(tmp_path) as (near, _), side(near) as one:
+        saver, entered, leave = one.saver(), threading.Event(), threading.Event()
+        save = one.cache.save
+
+        def slow(*arguments: Any) -> list[tuple[int, int]]:
+            entered.set()
+            assert leave.wait(WAIT_S)
+            return save(*arguments)
+
+        one.cache.save = slow  # type: ignore[method-assign]
+        one.fill(blocks, range(60))
+        step(saver, save_job("r", blocks, computed=60, prompt_tokens=60))
+        assert await asyncio.to_thread(entered.wait, WAIT_S)
+        letting = asyncio.create_task(
+            asyncio.to_thread(saver.let_go, StepJobs(FINGERPRINT, preempted=frozenset(["r"])))
+        )
+        done, _ = await asyncio.wait([letting], timeout=0.05)
+        assert not done, "the copier still reads those blocks"
+        leave.set()
+        await letting
 
 
 async def test_without_staging_the_blocks_come_back_and_the_load_fails(tmp_path: Path) -> None:

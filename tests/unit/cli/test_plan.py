@@ -78,7 +78,7 @@ BAD = {
     ),
     "no YAML": ("nodes: [", WORKLOAD, "not YAML", "line 1"),
     "no mapping": ("- 1", WORKLOAD, "no mapping", "list"),
-    "a trace that is not there": (CLUSTER, workload(requests=None, trace="x.jsonl"), "x.jsonl", "cannot be read"),
+    "a trace that is not there": (CLUSTER, workload(requests=None, trace="x.jsonl"), "x.jsonl", "read"),
     "a profile that is not there": (cluster(accelerator="own.yaml"), WORKLOAD, "own.yaml", "cannot read"),
 }
 
@@ -99,8 +99,12 @@ def test_bad_input_gets_an_error_that_names_it_and_never_a_traceback(tmp_path: P
     [
         ("empty.jsonl", "", "is empty"),
         ("empty.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "is empty"),
-        ("bad.jsonl", '{"input_length": 5, "output_length": 5}\n{"input_length": -5}\n', "bad.jsonl:2"),
-        ("worse.jsonl", "what?\n", "worse.jsonl:1"),
+        (
+            "bad.jsonl",
+            '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": []}\n{}\n',
+            "line 2",
+        ),
+        ("worse.jsonl", "what?\n", "line 1"),
         ("bad.csv", "TIMESTAMP,ContextTokens\n1,2\n", "GeneratedTokens"),
     ],
 )
@@ -153,7 +157,9 @@ def test_both_trace_formats_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         '{"timestamp": 0, "input_length": 500, "output_length": 50, "hash_ids": [1]}\n' * 9
     )
-    (tmp_path / "a.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16,500,50\n" * 9)
+    (tmp_path / "a.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.6805900,500,50\n" * 9
+    )
     mixes = []
     for name in ("a.jsonl", "a.csv"):
         found = run(tmp_path, CLUSTER, workload(requests=None, trace=name), "--json")
@@ -202,6 +208,29 @@ def test_aggregated_is_recommended_plainly_where_it_is_better(tmp_path: Path) ->
     made = spec.load(cluster_out)
     assert made.planner.mode == "aggregated"
     assert all(node.relay is None for node in made.nodes)
+
+
+@pytest.mark.parametrize(("isl", "osl", "count"), [(1, 1, 1), (1, 1_000_000, 1), (100_000, 2, 1), (1024, 1024, 4096)])
+def test_extreme_but_possible_requests_get_a_plan(tmp_path: Path, isl: int, osl: int, count: int) -> None:
+    asked = {"model": "gpt-oss-120b", "requests": [{"isl_tokens": isl, "osl_tokens": osl}]}
+    found = run(tmp_path, {"nodes": [{**each, "count": count} for each in CLUSTER["nodes"]]}, asked, "--json")
+    assert found.exit_code == 0, found.output
+    plan = json.loads(found.stdout)
+    assert plan["recommended"]["requests_per_s"]["p50"] > 0
+    assert (plan["recommended"]["simulated"] is None) == (count == 4096)
+
+
+def test_what_must_be_served_is_served_by_the_cheapest_servers_or_said_to_be_too_much(tmp_path: Path) -> None:
+    many = {"nodes": [{**each, "count": 6} for each in CLUSTER["nodes"]]}
+    enough = run(tmp_path, many, workload(objective="price", requests_per_s=20), "--json")
+    assert enough.exit_code == 0, enough.output
+    plan = json.loads(enough.stdout)
+    assert plan["recommended"]["requests_per_s"]["p50"] >= 20 * (1 - 1e-6)
+    whole = run(tmp_path, many, workload(objective="throughput"), "--json")
+    assert plan["recommended"]["usd_per_h"] < json.loads(whole.stdout)["recommended"]["usd_per_h"]
+    too_much = run(tmp_path, many, workload(objective="price", requests_per_s=1e9))
+    assert too_much.exit_code == 0
+    assert "of the 1e+09 requests per second that are wanted" in " ".join(too_much.stdout.split())
 
 
 def test_a_plan_that_one_machine_cannot_rehearse_says_so(tmp_path: Path) -> None:

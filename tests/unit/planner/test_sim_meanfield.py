@@ -22,8 +22,8 @@ from isthmus_planner.sim.scenario import Scenario
 from isthmus_planner.sim.simulate import simulate
 from isthmus_planner.sim.workload import ClosedLoop, Lengths, Poisson, Stream
 
-pytestmark = pytest.mark.timeout(900)
-"""The first simulation in a checkout compiles for some twenty CPU seconds."""
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("simulator")]
+"""The first simulation in a checkout compiles for some twenty CPU seconds, which one process does for all."""
 
 PREFILL = PrefillTable(0.005, 1.2e-5, 1e-10, 0.004, 1e-6)
 DECODE = DecodeTable(tuple(0.004 + 2e-5 * batch for batch in range(1, 257)), 1.2e-9)

@@ -13,8 +13,8 @@ from isthmus_planner.sim.simulate import simulate
 from isthmus_planner.sim.trace_batch import TraceBatch
 from isthmus_planner.sim.workload import ClosedLoop, FromTrace, Lengths, Poisson, PrefixHits, Stream
 
-pytestmark = pytest.mark.timeout(900)
-"""The first simulation in a checkout compiles for some twenty CPU seconds."""
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("simulator")]
+"""The first simulation in a checkout compiles for some twenty CPU seconds, which one process does for all."""
 
 NODE = Node("a0", Role.AGGREGATED, 5000, PrefillTable(0.01, 1e-5), DecodeTable((0.01, 0.011), 1e-9))
 STREAM = Stream(ClosedLoop(2), 10)

@@ -26,8 +26,8 @@ from isthmus_planner.sim.simulate import simulate
 from isthmus_planner.sim.trace_batch import TraceBatch
 from isthmus_planner.sim.workload import Bursty, ClosedLoop, FromTrace, Lengths, Poisson, PrefixHits, Stream
 
-pytestmark = pytest.mark.timeout(900)
-"""The first simulation in a checkout compiles for some twenty CPU seconds."""
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("simulator")]
+"""The first simulation in a checkout compiles for some twenty CPU seconds, which one process does for all."""
 
 PREFILL = PrefillTable(0.004, 1.2e-5, 1e-10, 0.003, 1e-6)
 DECODE = DecodeTable(tuple(0.004 + 2e-5 * batch for batch in range(1, 65)), 1.5e-9)
@@ -257,3 +257,11 @@ def test_a_trace_in_parts_gives_what_it_gives_as_a_whole() -> None:
     whole = simulate(scenario, [TraceBatch.of(at, isl, osl)])
     assert whole.stream.completed == 45
     assert simulate(scenario, parts).to_json() == whole.to_json()
+
+
+def test_streams_that_send_at_one_instant_are_served_in_their_order() -> None:
+    node = whole_node(pass_tokens=1000)
+    both = [Stream(ClosedLoop(1), 1, Lengths.constant(1000), Lengths.constant(1), name=name) for name in "ab"]
+    first, second = simulate(Scenario((node,), tuple(both))).streams
+    assert first.ttft_s.mean == pytest.approx(PREFILL.time_s(1000), rel=1e-12)
+    assert second.ttft_s.mean == pytest.approx(2 * PREFILL.time_s(1000), rel=1e-12)

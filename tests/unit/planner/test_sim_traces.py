@@ -17,8 +17,8 @@ from isthmus_planner.sim.simulate import simulate
 from isthmus_planner.sim.traces import TraceError, read_azure, read_mooncake, read_trace
 from isthmus_planner.sim.workload import FromTrace, Stream
 
-pytestmark = pytest.mark.timeout(900)
-"""The first simulation in a checkout compiles for some twenty CPU seconds."""
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("simulator")]
+"""The first simulation in a checkout compiles for some twenty CPU seconds, which one process does for all."""
 
 GOOD = {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

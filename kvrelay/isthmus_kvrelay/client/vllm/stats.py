@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypedDict
 
 REPORT_S = 1.0
-"""Between two reports to vLLM; its own log line comes every ten seconds."""
+"""Between two reports of hook times to vLLM; ended transfers are reported at once."""
 MAX_STEPS = 4096
 """Steps whose hook times one report may hold; more than any engine makes in `REPORT_S`."""
 
@@ -89,6 +89,8 @@ class TransferStats:
         self._report = empty_report()
         self._step_ns = 0
         self._reported_s = time.monotonic()
+        self._news = False
+        """A transfer has ended since the last report."""
         self.totals: Counter[str] = Counter()
         """Transfers since the start: saved, saves_failed, loaded, loads_failed."""
         self.recent_hook_us: deque[float] = deque(maxlen=MAX_STEPS)
@@ -116,17 +118,20 @@ class TransferStats:
         with self._lock:
             self._report["saved"] += 1
             self.totals["saved"] += 1
+            self._news = True
             self._report["saved_bytes"] += size_bytes
 
     def save_failed(self) -> None:
         with self._lock:
             self._report["saves_failed"] += 1
             self.totals["saves_failed"] += 1
+            self._news = True
 
     def loaded(self, size_bytes: int, took_s: float) -> None:
         with self._lock:
             self._report["loaded"] += 1
             self.totals["loaded"] += 1
+            self._news = True
             self._report["loaded_bytes"] += size_bytes
             self._report["load_s"].append(took_s)
 
@@ -134,12 +139,13 @@ class TransferStats:
         with self._lock:
             self._report["loads_failed"] += 1
             self.totals["loads_failed"] += 1
+            self._news = True
 
-    def take(self, *, now: bool = False) -> Report | None:
-        """What has come together since the last time; None if that is no `REPORT_S` ago."""
-        if not now and time.monotonic() - self._reported_s < REPORT_S:
+    def take(self) -> Report | None:
+        """What has come together since the last time; None if no transfer has ended and that is no `REPORT_S` ago."""
+        if not self._news and time.monotonic() - self._reported_s < REPORT_S:
             return None
         with self._lock:
-            report, self._report = self._report, empty_report()
+            report, self._report, self._news = self._report, empty_report(), False
         self._reported_s = time.monotonic()
         return report

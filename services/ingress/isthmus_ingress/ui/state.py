@@ -46,10 +46,10 @@ class UiState:
             "problem": self._problem,
             "requests": self._requests(now_s),
             "requests_running": self._hub.running,
-            "tokens_out": self._metrics.tokens_out._value.get(),
+            "tokens_out": self._metrics.generation_tokens._value.get(),
             "latency": {
-                "ttft": _buckets(self._metrics.request_ttft_seconds),
-                "itl": _buckets(self._metrics.request_itl_seconds),
+                "ttft": _buckets(self._metrics.time_to_first_token_seconds),
+                "itl": _buckets(self._metrics.inter_token_latency_seconds),
                 "predicted_ttft": _buckets(self._metrics.request_predicted_ttft_seconds),
             },
         }

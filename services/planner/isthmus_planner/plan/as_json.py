@@ -95,7 +95,7 @@ def _type_fields(offers: Offers) -> dict[str, Any]:
         "accelerators": node.accelerators,
         "usd_per_h": node.price_usd_per_h,
         "roles": {role.value: _offer_fields(offer) for role, offer in offers.by_role.items()},
-        "refused": {role.value: why for role, why in offers.refused.items()},
+        "refused": {role.value: list(whys) for role, whys in offers.refused.items()},
     }
 
 

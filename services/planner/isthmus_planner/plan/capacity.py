@@ -79,8 +79,8 @@ class Offer:
 class Offers:
     node: NodeType
     by_role: dict[Role, Offer]
-    refused: dict[Role, str]
-    """Why a role has no offer."""
+    refused: dict[Role, tuple[str, ...]]
+    """Why a role has no offer, from the smallest tp to the largest."""
 
     def rate(self, role: Role) -> float:
         offer = self.by_role.get(role)
@@ -114,10 +114,10 @@ def offers(
     """The best layout for each role; a figure that is unknown leaves the roles out that need it, and says so."""
     fitting, why_not = layouts(node, model, kv_precision)
     found: dict[Role, Offer] = {}
-    refused: dict[Role, str] = {}
+    refused: dict[Role, tuple[str, ...]] = {}
     for role in Role:
         if not fitting:
-            refused[role] = why_not
+            refused[role] = (why_not,)
             continue
         candidates: list[Offer] = []
         whys: list[str] = []
@@ -132,7 +132,7 @@ def offers(
             found[role] = best
         else:
             whys += [offer.limit for offer in candidates]
-            refused[role] = "; ".join(dict.fromkeys(whys))
+            refused[role] = tuple(dict.fromkeys(whys))
     return Offers(node, found, refused)
 
 
@@ -282,8 +282,7 @@ class _Maker:
         ranks = kv.shard(self.model, self.layout)
         descriptor_bytes = block_tokens * kv.layer_bytes_per_token(self.model, self.layout) / ranks
         bandwidth = self.node.accelerator.need("memory_bytes_per_s", "decode")
-        post_s = self.relay.post_us * 1e-6
-        return post_s / (descriptor_bytes * ranks) + self.relay.copies_per_byte / (ranks * bandwidth)
+        return receive_s_per_byte(self.relay, descriptor_bytes, ranks, bandwidth)
 
     def _wire_rate(self) -> float:
         if self.node.nic_bytes_per_s is None:
@@ -306,17 +305,22 @@ def wait_s(load: np.ndarray, replicas: int, alone_s: float, square_s2: float) ->
     return np.asarray(crowding * square_s2 / (2 * alone_s))
 
 
-def pacing_bytes_per_s(offer: Offer, law: DecodeLaw, context_tokens: float, itl_s: float | None, cost: float) -> float:
-    """What a decode replica's lanes may bring it: the mean need with headroom, within what its ITL target allows."""
-    wanted = offer.receive_bytes_per_s * PACING_HEADROOM
-    if itl_s is None or offer.max_batch == 0:
+def receive_s_per_byte(relay: RelaySpec, descriptor_bytes: float, ranks: int, bytes_per_s: float) -> float:
+    """Decode time that a received byte costs: post / (bytes per descriptor · ranks) + copies / (ranks · bandwidth)."""
+    return relay.post_us * 1e-6 / (descriptor_bytes * ranks) + relay.copies_per_byte / (ranks * bytes_per_s)
+
+
+def pacing_bytes_per_s(need_bytes_per_s: float, step_s: float, itl_s: float | None, cost_s_per_byte: float) -> float:
+    """What a decode replica's lanes may bring it: the mean need with headroom, within `(1 - τ / ITL) / cost`."""
+    wanted = need_bytes_per_s * PACING_HEADROOM
+    if itl_s is None:
         return wanted
-    step_s = float(law.step_s(offer.max_batch, offer.max_batch * context_tokens))
-    allowed = max(0.0, 1 - step_s / itl_s) / cost
-    return max(offer.receive_bytes_per_s, min(wanted, allowed))
+    return max(need_bytes_per_s, min(wanted, max(0.0, 1 - step_s / itl_s) / cost_s_per_byte))
 
 
-def credit_window_chunks(rate_bytes_per_s: float, relay: RelaySpec) -> int:
-    """Chunks under way so that credit never holds the lane up: ⌈rate · (round trip + drain) / chunk⌉ + 1."""
+def credit_window_chunks(rate_bytes_per_s: float, relay: RelaySpec, descriptors_per_chunk: int) -> int:
+    """Chunks under way so that credit never holds the lane up, ⌈rate · (round trip + drain) / chunk⌉ + 1, within what
+    the NIC's queue takes."""
     seconds = (relay.round_trip_us + relay.drain_us) * 1e-6
-    return math.ceil(rate_bytes_per_s * seconds / relay.chunk_bytes) + 1
+    wanted = math.ceil(rate_bytes_per_s * seconds / relay.chunk_bytes) + 1
+    return max(1, min(wanted, relay.queue_depth // descriptors_per_chunk))

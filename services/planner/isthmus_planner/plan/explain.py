@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isthmus_planner.cost import kv
 from isthmus_planner.cost.laws import decode_law
 from isthmus_planner.cost.layout import Layout
-from isthmus_planner.plan.capacity import Offer, Offers, credit_window_chunks, pacing_bytes_per_s
+from isthmus_planner.plan.capacity import Offer, Offers, credit_window_chunks, pacing_bytes_per_s, receive_s_per_byte
 from isthmus_planner.plan.options import Option
 from isthmus_planner.plan.search import Assignment, Wish, assign
 from isthmus_planner.plan.simulating import Bench
@@ -50,11 +51,7 @@ class Settings:
 
 
 def refusals(offers: Sequence[Offers]) -> str:
-    lines = []
-    for each in offers:
-        whys = sorted({why for why in each.refused.values() if why})
-        lines.append(f"{each.node.name}: {'; '.join(whys) or 'no role within the targets'}")
-    return "\n".join(lines)
+    return "\n".join(f"{each.node.name}: {_refused(each) or 'no role within the targets'}" for each in offers)
 
 
 def verdict(best: Option, aggregated: Option | None, split: Option | None, wanted_per_s: float | None) -> str:
@@ -141,12 +138,11 @@ def _origin(source: str) -> str:
 
 
 def _refused(each: Offers) -> str:
-    """Why a type cannot take some role, in short; the JSON has all of it."""
-    firsts: dict[str, list[str]] = {}
-    for role, why in each.refused.items():
-        first = why.split("; ")[0]
-        firsts.setdefault(first, []).append(role.value)
-    return "; ".join(f"{' and '.join(roles)}: {why}" for why, roles in firsts.items())
+    """Why a type cannot take some role, at its largest tp; the JSON has all of it."""
+    lasts: dict[str, list[str]] = {}
+    for role, whys in each.refused.items():
+        lasts.setdefault(whys[-1] if whys else "no layout", []).append(role.value)
+    return "; ".join(f"{' and '.join(roles)}: {why}" for why, roles in lasts.items())
 
 
 def _advantage(offers: Sequence[Offers]) -> str:
@@ -197,15 +193,17 @@ def _lane(offers: Offers, offer: Offer, bench: Bench) -> LaneSettings:
     layout = Layout(tp=offer.tp, kv=bench.kv_precision)
     law = decode_law(node.accelerator, bench.model, layout, offer.constants)
     ranks = kv.shard(bench.model, layout)
-    layer_bytes = offer.block_tokens * kv.layer_bytes_per_token(bench.model, layout)
+    descriptor_bytes = offer.block_tokens * kv.layer_bytes_per_token(bench.model, layout) / ranks
     bandwidth = node.accelerator.need("memory_bytes_per_s", "decode")
-    cost = bench.relay.post_us * 1e-6 / layer_bytes + bench.relay.copies_per_byte / (ranks * bandwidth)
-    pace = pacing_bytes_per_s(offer, law, bench.mix.context_tokens, bench.targets.itl_s, cost)
+    cost = receive_s_per_byte(bench.relay, descriptor_bytes, ranks, bandwidth)
+    step_s = float(law.step_s(offer.max_batch, offer.max_batch * bench.mix.context_tokens))
+    pace = pacing_bytes_per_s(offer.receive_bytes_per_s, step_s, bench.targets.itl_s, cost)
+    descriptors = max(1, math.ceil(bench.relay.chunk_bytes / descriptor_bytes))
     return LaneSettings(
         node_type=node.name,
         block_tokens=offer.block_tokens,
         pace_bytes_per_s=pace,
         need_bytes_per_s=offer.receive_bytes_per_s,
-        credit_window_chunks=credit_window_chunks(pace, bench.relay),
+        credit_window_chunks=credit_window_chunks(pace, bench.relay, descriptors),
         max_batch=offer.max_batch,
     )

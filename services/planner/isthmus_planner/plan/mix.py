@@ -54,8 +54,8 @@ class Mix:
 
     @property
     def steps(self) -> float:
-        """Decode steps of a request: the first token comes from prefill."""
-        return max(1e-9, self.osl_tokens - 1.0)
+        """Decode steps of a request: the first token comes from prefill. At least one, so that rates stay finite."""
+        return max(1.0, self.osl_tokens - 1.0)
 
     @property
     def longest_tokens(self) -> int:

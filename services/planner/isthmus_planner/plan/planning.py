@@ -167,11 +167,26 @@ class _Planner:
         return make_option(self.offers, assignment, self.bench.mix, checked)
 
     def _confirmed(self, chosen: Option, finalists: list[Option]) -> Option:
-        """The closed forms' choice, unless the simulator finds another finalist clearly faster."""
-        if self.workload.objective != "throughput":
-            return chosen
-        best = max(finalists, key=lambda each: each.steady_requests_per_s)
-        return best if best.steady_requests_per_s > BETTER_BY * chosen.steady_requests_per_s else chosen
+        """The closed forms' choice, unless the simulator finds another finalist clearly better; and aggregated where
+        a split brings nothing."""
+        best = chosen
+        for other in finalists:
+            if all(ratio > BETTER_BY for ratio in _ratios(other, best, self.workload.objective)):
+                best = other
+        if best.assignment.disaggregated:
+            for simple in finalists:
+                as_good = all(ratio * BETTER_BY >= 1 for ratio in _ratios(simple, best, self.workload.objective))
+                if not simple.assignment.disaggregated and as_good:
+                    return simple
+        return best
+
+
+def _ratios(one: Option, other: Option, objective: str) -> tuple[float, ...]:
+    """Of throughput and, where price counts, of tokens per dollar; by the simulator where it has settled."""
+    faster = one.steady_requests_per_s / other.steady_requests_per_s
+    if objective == "throughput" or one.assignment.usd_per_h is None or other.assignment.usd_per_h is None:
+        return (faster,)
+    return faster, faster * other.assignment.usd_per_h / one.assignment.usd_per_h
 
 
 def _key(assignment: Assignment) -> str:

@@ -20,6 +20,14 @@ COST_TIE = 1e-7
 """Weight of price beside throughput (and the other way round), so that among equals the cheaper is taken."""
 FRONTIER_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Of the greatest throughput: for each, the cheapest servers that reach it."""
+EXACT_SERVERS = 256
+"""With more, whole numbers are sought around the divided optimum: what that leaves is a server's worth."""
+LEAST_PART = 1000.0
+"""Of a divided server: no part smaller than a thousandth of it is of interest."""
+NEAR = 1.0
+NODE_LIMIT = 2000
+"""Of branch and bound: a bound on the work that, unlike one on time, gives the same plan on any machine."""
+GAP = 1e-6
 SERVES_SOMETHING = 1e-9
 WHOLE = 1e-6
 
@@ -56,36 +64,64 @@ class Wish:
 
 def assign(offers: Sequence[Offers], wish: Wish, extra: int | None = None) -> Assignment | None:
     """None: not even all servers reach `at_least_per_s`. `extra`: the index of a type with one server more."""
-    types = len(offers)
     rates = np.array([[offer.rate(role) if role in wish.roles else 0.0 for role in ROLES] for offer in offers])
     counts = np.array([float(offer.node.count + (index == extra)) for index, offer in enumerate(offers)])
     prices = np.array([offer.node.price_usd_per_h or 0.0 for offer in offers])
-    scale = max(1e-12, float(np.max(rates)))
-    rates = rates / scale
-    # Variables: p, d, g of each type, then X.
-    size = 3 * types + 1
-    served = np.zeros(size)
-    served[2::3][:types] = rates[:, 2]
-    served[-1] = 1.0
-    cost = np.zeros(size)
-    cost[:-1] = np.repeat(prices if prices.any() else np.ones(types), 3)
-    cost_scale = max(1e-12, float(cost @ np.append(np.repeat(counts, 3), 0.0)))
-    rows, upper = _rows(rates, counts, size)
-    constraints = [LinearConstraint(rows, -np.inf, upper)]
-    if wish.at_least_per_s > 0:
-        constraints.append(LinearConstraint(served[np.newaxis], wish.at_least_per_s / scale * (1 - 1e-9), np.inf))
-    most = max(1e-12, float(counts @ rates.max(axis=1)))
-    objective = (
-        cost / cost_scale - COST_TIE * served / most
-        if wish.cheapest
-        else (-served / most + COST_TIE * cost / cost_scale)
-    )
-    bounds = np.append(np.repeat(counts, 3) * (rates.ravel() > 0), np.inf)
-    integral = np.append(np.full(3 * types, int(wish.whole)), 0)
-    found = milp(objective, constraints=constraints, bounds=Bounds(0, bounds), integrality=integral)
-    if found.x is None:
+    programme = _Programme.of(rates, counts, prices, wish)
+    if programme is None:
         return None
-    return _assignment(found.x, rates * scale, prices if prices.all() else None, wish.whole)
+    whole = wish.whole
+    found = programme.solve(whole and counts.sum() <= EXACT_SERVERS)
+    if found is not None and whole and counts.sum() > EXACT_SERVERS:
+        found = programme.solve(True, near=found)
+    return None if found is None else _assignment(found, rates, prices if prices.all() else None, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _Programme:
+    """Variables: p, d, g of each type, then X, in units of the most that could be served."""
+
+    objective: np.ndarray
+    constraints: list[LinearConstraint]
+    upper: np.ndarray
+
+    @classmethod
+    def of(cls, rates: np.ndarray, counts: np.ndarray, prices: np.ndarray, wish: Wish) -> _Programme | None:
+        types, size = len(rates), 3 * len(rates) + 1
+        # A whole server faster than all of the other side is as good as one just so fast, and so is a part of one
+        # that is a thousand times faster; the solver's tolerances want numbers of like size.
+        sides = counts @ rates[:, :2] * (1.0 if wish.whole else LEAST_PART)
+        capped = np.column_stack([np.minimum(rates[:, 0], sides[1]), np.minimum(rates[:, 1], sides[0]), rates[:, 2]])
+        unit = float(min(counts @ rates[:, :2]) + counts @ capped[:, 2])
+        if unit <= 0:
+            return None
+        capped = capped / unit
+        served = np.append(np.column_stack([np.zeros((types, 2)), capped[:, 2]]).ravel(), 1.0)
+        cost = np.append(np.repeat(prices if prices.any() else np.ones(types), 3), 0.0)
+        cost = cost / float(cost[:-1] @ np.repeat(counts, 3))
+        rows, upper = _rows(capped, counts, size)
+        constraints = [LinearConstraint(rows, -np.inf, upper)]
+        if wish.at_least_per_s > 0:
+            constraints.append(LinearConstraint(served[np.newaxis], wish.at_least_per_s / unit * (1 - 1e-9), np.inf))
+        objective = cost - COST_TIE * served if wish.cheapest else COST_TIE * cost - served
+        return cls(objective, constraints, np.append(np.repeat(counts, 3) * (capped.ravel() > 0), np.inf))
+
+    def solve(self, whole: bool, near: np.ndarray | None = None) -> np.ndarray | None:
+        """`near`: whole numbers are sought around that solution only."""
+        low, high = np.zeros_like(self.upper), self.upper
+        if near is not None:
+            low = np.append(np.maximum(np.floor(near[:-1]) - NEAR, 0.0), 0.0)
+            high = np.minimum(np.append(np.ceil(near[:-1]) + NEAR, np.inf), self.upper)
+        integral = np.append(np.full(len(low) - 1, int(whole)), 0)
+        options = {"node_limit": NODE_LIMIT, "mip_rel_gap": GAP}
+        found = milp(
+            self.objective,
+            constraints=self.constraints,
+            bounds=Bounds(low, high),
+            integrality=integral,
+            options=options,
+        )
+        return None if found.x is None else np.asarray(found.x)
 
 
 def _rows(rates: np.ndarray, counts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -126,7 +162,8 @@ def frontier(
     for share in FRONTIER_SHARES:
         wanted = min(most.requests_per_s, max(least_per_s, share * most.requests_per_s))
         cheapest = assign(offers, Wish(roles=roles, at_least_per_s=wanted, cheapest=True))
-        if cheapest is not None and cheapest not in found:
+        served = cheapest is not None and cheapest.requests_per_s > SERVES_SOMETHING
+        if cheapest is not None and served and cheapest not in found:
             found.append(cheapest)
     kept: list[Assignment] = []
     for one in sorted(found, key=lambda each: (-each.requests_per_s, usd_per_request(each))):

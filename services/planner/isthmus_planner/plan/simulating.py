@@ -6,14 +6,15 @@ import math
 from dataclasses import dataclass
 
 from isthmus_planner.cost import kv, memory
-from isthmus_planner.cost.laws import DecodeLaw, PrefillLaw, decode_law, prefill_law
+from isthmus_planner.cost.laws import decode_law, prefill_law
 from isthmus_planner.cost.layout import Layout, Precision
 from isthmus_planner.cost.profiles import ModelProfile
 from isthmus_planner.plan.capacity import Offer, Offers, Targets
 from isthmus_planner.plan.inputs import RelaySpec
 from isthmus_planner.plan.mix import Kind, Mix
 from isthmus_planner.plan.search import Assignment
-from isthmus_planner.sim.hardware import DecodeTable, Interleave, Node, PrefillTable, Relay, Role
+from isthmus_planner.sim.from_cost import decode_table, prefill_table
+from isthmus_planner.sim.hardware import Interleave, Node, Relay, Role
 from isthmus_planner.sim.result import Result, StreamResult
 from isthmus_planner.sim.scenario import Scenario
 from isthmus_planner.sim.simulate import simulate
@@ -87,9 +88,9 @@ class Bench:
 
     def check(self, offers: tuple[Offers, ...], assignment: Assignment) -> Simulated | None:
         """At the highest load that meets the targets; None where there are too many replicas to simulate."""
-        nodes = self.nodes(offers, assignment)
-        if not nodes or len(nodes) > MAX_REPLICAS:
+        if _replicas(offers, assignment) > MAX_REPLICAS:
             return None
+        nodes = self.nodes(offers, assignment)
         stay_s = self._longest_s(offers, assignment)
         full = _Load(1.0, assignment.requests_per_s, self._clients(offers, assignment))
         load = full
@@ -227,22 +228,15 @@ class Bench:
         )
 
 
+def _replicas(offers: tuple[Offers, ...], assignment: Assignment) -> float:
+    return math.fsum(
+        counts[role] * offer.replicas
+        for each, counts in zip(offers, assignment.counts, strict=True)
+        for role, offer in each.by_role.items()
+    )
+
+
 def _busy(offers: tuple[Offers, ...], assignment: Assignment, role: Role) -> float:
     """Which part of all servers' rate in that role the plan makes use of."""
     rate = math.fsum(counts[role] * offer.rate(role) for offer, counts in zip(offers, assignment.counts, strict=True))
     return assignment.crossing_per_s / rate if rate > 0 else 0.0
-
-
-def decode_table(law: DecodeLaw, max_batch: int) -> DecodeTable:
-    return DecodeTable(tuple(float(law.a_s(batch)) for batch in range(1, max_batch + 1)), law.b_s_per_token)
-
-
-def prefill_table(law: PrefillLaw) -> PrefillTable:
-    """A prompt longer than the window attends to all of it in windowed layers: a constant per token."""
-    return PrefillTable(
-        base_s=law.base_s,
-        token_s=law.linear_s + law.window_s * law.window_tokens,
-        pair_s=law.full_s,
-        floor_s=law.dense_read_s + law.experts_read_s,
-        extra_token_s=law.token_s,
-    )

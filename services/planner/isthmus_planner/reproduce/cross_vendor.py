@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from isthmus_planner.cost import catalog, kv, memory
 from isthmus_planner.cost.laws import decode_law, prefill_law
 from isthmus_planner.cost.layout import Layout
-from isthmus_planner.plan.simulating import decode_table, prefill_table
 from isthmus_planner.reproduce.constants import CrossFitted, CrossKnown
 from isthmus_planner.reproduce.published import CrossVendor
+from isthmus_planner.sim.from_cost import decode_table, prefill_table
 from isthmus_planner.sim.hardware import Node, Relay, ResidentKv, Role, TransferStall
 from isthmus_planner.sim.scenario import Scenario
 from isthmus_planner.sim.simulate import simulate

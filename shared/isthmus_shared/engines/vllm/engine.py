@@ -35,6 +35,7 @@ STEP_FAULTS = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError
 """What vLLM may raise in a step. Its state is then unknown, so the engine is over."""
 
 _CANCELLED = Cancelled("the sequence was aborted").to_fault()
+_STOPPED = Draining("the engine was stopped", todo="plan the request anew").to_fault()
 
 
 class EngineState(StrEnum):
@@ -65,6 +66,8 @@ class VllmEngine:
         self._settled = True
         """vLLM's workers know of every end: there is nothing left to step."""
         self._limit = 0
+        self._last_fault = _STOPPED
+        """Of what is still there when the engine is over."""
         self.preemptions = 0
         """Sequences put back to recompute, since the start."""
         self.state = EngineState.NEW
@@ -193,8 +196,9 @@ class VllmEngine:
                 continue
             if not await self._turn():
                 await self._pause()
-        for live in self._lives.values():
-            live.end(FinishReason.CANCELLED)
+        if self.state is EngineState.STOPPED:
+            for live in self._lives.values():
+                live.end(FinishReason.CANCELLED)
         for _ in range(MAX_CLOSING_TURNS):
             if not self._lives or self.state is EngineState.FAILED:
                 break
@@ -210,9 +214,8 @@ class VllmEngine:
         except STEP_FAULTS as error:
             self.state = EngineState.FAILED
             self._log.error("engine.failed", exc_info=error)
-            fault = EngineFailed("vLLM failed", why=f"{type(error).__name__}: {error}", todo="restart the worker")
-            for live in self._lives.values():
-                live.end(FinishReason.ERROR, fault.to_fault())
+            failed = EngineFailed("vLLM failed", why=f"{type(error).__name__}: {error}", todo="restart the worker")
+            self._last_fault = failed.to_fault()
             return True
         self._blocks_free, self.preemptions, self._settled = turn.blocks_free, turn.preemptions, turn.idle
         outputs = self._apply(turn)
@@ -298,6 +301,7 @@ class VllmEngine:
         outputs = []
         for live in list(self._lives.values()):
             live.in_vllm = False
+            live.fail(self._last_fault)
             self._let_go(live)
             self._forget(live)
             outputs.append(live.last_output())

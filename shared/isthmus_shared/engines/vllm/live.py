@@ -66,6 +66,13 @@ class Live:
             if finish in (FinishReason.CANCELLED, FinishReason.ERROR):
                 self.held.clear()
 
+    def fail(self, fault: Fault) -> None:
+        """The engine is over: what has not ended ends with `fault`, a prefill whose KV is not sealed too."""
+        unsealed = self.sink is not None and not self.sink.sealed and self.finish is not FinishReason.CANCELLED
+        if self.phase is not Phase.ENDING or unsealed:
+            self.phase, self.finish, self.fault = Phase.ENDING, FinishReason.ERROR, fault
+            self.held.clear()
+
     def over(self) -> bool:
         """Whether nothing is held any more."""
         return self.phase is Phase.ENDING and not self.in_vllm and (self.sink is None or self.sink.ended)

@@ -189,6 +189,8 @@ def test_calibration_reports_errors_out_of_sample_and_spreads_by_them(few: Calib
 def test_a_spread_is_on_the_bad_side() -> None:
     constants = Constants(spread={"e2el": 1.1, "throughput": 1.2}, calibrated=True, source="x")
     assert Prediction.latency(2.0, constants, "e2el") == Prediction(2.0, pytest.approx(2.2), True, "x")
+    assert constants.spread_of("itl") == 2.0
+    assert dataclasses.replace(constants, spread={"tpot": 1.05}).spread_of("itl") == 1.05
     assert Prediction.throughput(600.0, constants) == Prediction(600.0, pytest.approx(500.0), True, "x")
 
 

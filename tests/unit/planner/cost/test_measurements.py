@@ -8,6 +8,7 @@ import pytest
 from isthmus_planner.cost.calibration import packaged
 from isthmus_planner.cost.calibration.groups import grouped
 from isthmus_planner.cost.calibration.measurements import LeftOut, Measurement, parse
+from isthmus_planner.cost.layout import Precision
 from isthmus_shared.errors import ConfigInvalid
 
 HEADER = (
@@ -67,6 +68,8 @@ def test_dp_attention_is_a_layout_of_groups_of_one() -> None:
         ({"accelerator": "gb900"}, "'gb900' is not known"),
         ({"model": "gpt-9"}, "'gpt-9' is not known"),
         ({"tpot_s_p50": ""}, "no latency"),
+        ({"accelerator": "mi308x"}, "needs scale_up_bytes_per_s of accelerator 'mi308x'"),
+        ({"ep": "16"}, "ep = 16 over 2 accelerators"),
         ({"osl": ""}, "no concurrency, isl or osl"),
     ],
 )
@@ -138,3 +141,15 @@ def test_engines_precisions_and_layouts_have_groups_of_their_own() -> None:
     groups = grouped(used)
     assert sorted(len(group) for group in groups.values()) == [1, 1, 1, 2]
     assert "h100 gpt-oss-120b vllm fp4 dp-attention expert-parallel" in [str(key) for key in groups]
+
+
+def test_other_names_of_engines_and_precisions_are_understood() -> None:
+    row = one(HEADER, ROW.replace("vllm", "TRTLLM").replace("fp4", "MXFP4").replace("gpt-oss-120b", "gptoss"))
+    assert (row.framework, row.layout.weights, row.model.name) == ("trt", Precision.FP4, "gpt-oss-120b")
+
+
+def test_a_line_that_is_no_csv_is_refused() -> None:
+    with pytest.raises(ConfigInvalid, match=r"line 2 is no CSV: field larger than field limit"):
+        read(HEADER, ROW, "x" * 200_000)
+    with pytest.raises(ConfigInvalid, match=r"the first line is no CSV"):
+        read("x" * 200_000, ROW)

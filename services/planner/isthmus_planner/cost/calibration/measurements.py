@@ -8,9 +8,11 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from isthmus_planner.cost.constants import Constants
+from isthmus_planner.cost.laws import decode_law, prefill_law
 from isthmus_planner.cost.layout import Layout, Precision
 from isthmus_planner.cost.profiles import AcceleratorProfile, ModelProfile
 from isthmus_shared.errors import ConfigInvalid
@@ -21,6 +23,9 @@ MAX_ROWS = 100_000
 """A measurement campaign has thousands; a fit is made of hundreds."""
 NEEDED = ("accelerator", "model", "concurrency", "isl", "osl")
 TIMES = ("itl", "tpot", "ttft", "e2el")
+ENGINES = {"trtllm": "trt", "trt-llm": "trt", "tensorrt-llm": "trt"}
+PRECISIONS = {"mxfp4": "fp4", "nvfp4": "fp4", "fp16": "bf16", "bfloat16": "bf16"}
+"""Names that others give to engines and precisions."""
 TRUE, FALSE = {"true", "1", "yes"}, {"false", "0", "no", ""}
 
 
@@ -52,6 +57,10 @@ class Measurement:
         return self.output_tok_per_s * self.e2el_s / (self.concurrency * self.osl_tokens)
 
 
+class WrongCell(ConfigInvalid):
+    """A cell that is not what its column holds."""
+
+
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     line: int
@@ -76,7 +85,10 @@ def parse(
     if not 0 < length_ratio <= 2:
         raise ConfigInvalid(f"a length ratio of {length_ratio:g}", todo="give real over nominal length, such as 0.9")
     reader = csv.DictReader(io.StringIO(text))
-    header = [name.strip() for name in reader.fieldnames or ()]
+    try:
+        header = [name.strip() for name in reader.fieldnames or ()]
+    except csv.Error as error:
+        raise ConfigInvalid("the first line is no CSV", why=str(error), todo="give comma-separated text") from error
     missing = [name for name in NEEDED if name not in header]
     if missing:
         raise ConfigInvalid(
@@ -91,13 +103,22 @@ def parse(
         )
     used: list[Measurement] = []
     left_out: list[LeftOut] = []
-    for row in reader:
+    for row in _rows(reader):
         if len(used) + len(left_out) >= MAX_ROWS:
             raise ConfigInvalid(f"more than {MAX_ROWS} measurements", todo="split the file")
         cells = {(key or "").strip(): value.strip() for key, value in row.items() if isinstance(value, str)}
         parsed = _measurement(_Row(reader.line_num, cells), header, catalog, length_ratio)
         (used if isinstance(parsed, Measurement) else left_out).append(parsed)  # type: ignore[arg-type]
     return tuple(used), tuple(left_out)
+
+
+def _rows(reader: csv.DictReader[str]) -> Iterator[dict[str, str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise ConfigInvalid(
+            f"line {reader.line_num} is no CSV", why=str(error), todo="give comma-separated text"
+        ) from error
 
 
 class _Row:
@@ -129,8 +150,8 @@ class _Row:
             raise self.wrong(name, text, "true or false")
         return text in TRUE
 
-    def wrong(self, name: str | None, text: str, wanted: str) -> ConfigInvalid:
-        return ConfigInvalid(f"line {self.line}: {name} is {text!r}", todo=f"give {wanted}", param=name)
+    def wrong(self, name: str | None, text: str, wanted: str) -> WrongCell:
+        return WrongCell(f"line {self.line}: {name} is {text!r}", todo=f"give {wanted}", param=name)
 
 
 def _column(header: Iterable[str], quantity: str) -> str | None:
@@ -148,10 +169,15 @@ def _measurement(row: _Row, header: list[str], catalog: Catalog, length_ratio: f
             return LeftOut(row.line, why)
     try:
         framework, accelerator = _accelerator(row, catalog)
-        model = catalog.model(row.cells["model"])
+        model = catalog.model(row.cells.get("model", ""))
+        layout = _layout(row)
+        # Whatever a law needs and the profiles do not tell would stop every fit later.
+        decode_law(accelerator, model, layout, Constants())
+        prefill_law(accelerator, model, layout, Constants())
+    except WrongCell:
+        raise
     except ConfigInvalid as error:
         return LeftOut(row.line, error.what)
-    layout = _layout(row)
     times = {name: _time(row, header, name) for name in TIMES}
     if not any(math.isfinite(value) for value in times.values()):
         return LeftOut(row.line, "has no latency")
@@ -181,19 +207,21 @@ def _measurement(row: _Row, header: list[str], catalog: Catalog, length_ratio: f
 
 def _accelerator(row: _Row, catalog: Catalog) -> tuple[str, AcceleratorProfile]:
     """`b200-trt` is a B200 under `trt`, where no accelerator has the whole name."""
-    name, framework = row.cells["accelerator"], row.cells.get("framework", "").lower()
+    name, framework = row.cells.get("accelerator", ""), row.cells.get("framework", "").lower()
+    framework = ENGINES.get(framework, framework)
     try:
         return framework, catalog.accelerator(name)
     except ConfigInvalid:
         head, dash, tail = name.rpartition("-")
         if not dash:
             raise
-        return framework or tail.lower(), catalog.accelerator(head)
+        return framework or ENGINES.get(tail.lower(), tail.lower()), catalog.accelerator(head)
 
 
 def _layout(row: _Row) -> Layout:
     accelerators, ep = row.count("tp", default=1), row.count("ep", default=1)
     precision = row.cells.get("precision", "").lower()
+    precision = PRECISIONS.get(precision, precision)
     if precision and precision not in set(Precision):
         raise row.wrong("precision", precision, ", ".join(Precision))
     weights = Precision(precision) if precision else None
