@@ -72,8 +72,11 @@ async def cluster_view(bus: Bus) -> ClusterView:
 async def watch_until_ready(bus_url: str, http_url: str, watch: Watch, reporter: Reporter) -> None:
     """Until the planner has heard everyone, and the endpoint would take a request."""
     bus = await NatsBus.connect(bus_url, name="isthmus up")
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     async with bus:
         while not watch.complete:
+            reporter.waiting(f"{watch.missing_text()} ({loop.time() - began_s:.0f} s)")
             try:
                 fresh = watch.take(await cluster_view(bus))
             except (Unavailable, DeadlineExceeded):  # the planner is still starting
@@ -81,6 +84,7 @@ async def watch_until_ready(bus_url: str, http_url: str, watch: Watch, reporter:
             for name in fresh:
                 reporter.say("process.ready", f"{name} is ready", name=name)
             await asyncio.sleep(POLL_S)
+    reporter.waiting(watch.missing_text())
     await endpoint_ready(http_url)
 
 

@@ -7,6 +7,7 @@ import asyncio
 from structlog.typing import FilteringBoundLogger
 
 from isthmus_ingress.driver import RunningSaga
+from isthmus_ingress.recent import RecentLatencies
 from isthmus_ingress.roster import Roster
 from isthmus_ingress.saga_types import BusBack, Event, WorkerGone
 from isthmus_shared.bus.port import Bus, Subscription
@@ -31,6 +32,7 @@ class Hub:
         self, bus: Bus, events_subject: str, roster: Roster, metrics: Metrics, log: FilteringBoundLogger
     ) -> None:
         self.roster = roster
+        self.recent = RecentLatencies()
         self.ready = asyncio.Event()
         """Set once everything is subscribed."""
         self.knows_model = asyncio.Event()

@@ -138,6 +138,8 @@ class Ingress:
             ingress_id=IngressId(self.config.id),
             events_subject=self.events_subject,
             requests_in_flight=self.hub.running,
+            ttft=self.hub.recent.ttft,
+            itl=self.hub.recent.itl,
         )
 
     def _workers_problem(self) -> str | None:
