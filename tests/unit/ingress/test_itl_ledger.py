@@ -126,5 +126,12 @@ def test_the_median_follows_a_load_that_stays() -> None:
     assert late[-20:] == [None] * 20
 
 
+def test_hand_overs_say_nothing_of_what_is_usual() -> None:
+    stream = Stream()
+    for number in range(40):
+        assert stream.token(worker=(ONE, TWO)[number % 2]) is None
+    assert stream.token(bus_s=1.0, worker=TWO) is None, "no median yet"
+
+
 def test_every_cause_has_its_series() -> None:
     assert {cause.value for cause in Cause} == set(ITL_CAUSES)
