@@ -10,6 +10,7 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
+from rich.text import Text
 
 _MARKS = {
     "ready": "[bold green]✓[/]",
@@ -69,12 +70,16 @@ class TerminalReporter:
             return
         self._waiting_for = text
         if self._status is None:
-            self._status = self._console.status(escape(text))
+            self._status = self._console.status(_one_line(text))
             self._status.start()
         else:
-            self._status.update(escape(text))
+            self._status.update(_one_line(text))
 
     def _stop_waiting(self) -> None:
         if self._status is not None:
             self._status.stop()
             self._status = None
+
+
+def _one_line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")

@@ -124,7 +124,7 @@ async def nats() -> AsyncIterator[EmbeddedNats]:
 
 async def test_a_terminal_shows_what_is_and_says_what_is_away_and_ctrl_c_is_no_failure(nats: EmbeddedNats) -> None:
     async with watching(nats.url, terminal=True) as (shown, keyboard):
-        await shown.until("! ")  # nobody answers yet
+        await shown.until("! the planner does not answer")
         async with planner(nats.url, INGRESS):
             await shown.until("door-one")
             await shown.until("250 ms")

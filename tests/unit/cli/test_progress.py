@@ -39,10 +39,11 @@ def test_a_file_gets_only_notes() -> None:
 def test_what_up_waits_for_is_shown_until_it_ends(end: str) -> None:
     console, screen = terminal()
     reporter = TerminalReporter(console)
-    reporter.waiting("still waiting for decode-b (0 s)")
-    reporter.waiting("still waiting for decode-b (1 s)")
+    reporter.waiting("0 s, still waiting for decode-b" + 20 * ", another")
+    reporter.waiting("1 s, still waiting for decode-b" + 20 * ", another")
     reporter.say("process.ready", "prefill-a is ready")  # which draws the last line anew
-    assert "decode-b (1 s)" in screen.getvalue()
+    assert "1 s, still waiting for decode-b" in screen.getvalue()
+    assert len(screen.getvalue().rpartition("\n")[2]) <= 120, "one line, however many are waited for"
     reporter.say(end, "the end")
     at_end = len(screen.getvalue())
     assert screen.getvalue()[:at_end].endswith("the end\n")
