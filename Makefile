@@ -42,6 +42,7 @@ lint: $(VENV)/.dev  ## style, layers, drift of generated files
 	@$(BIN)/python tools/check_tidy.py
 	@$(BIN)/python tools/gen_schemas.py --check
 	@$(BIN)/python tools/gen_config_docs.py --check
+	@$(BIN)/python tools/gen_cli_docs.py --check
 	@$(BIN)/python tools/gen_dashboards.py --check
 
 types: $(VENV)/.dev  ## mypy --strict
@@ -51,9 +52,10 @@ format: $(VENV)/.dev  ## put the sources into their one form
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
 
-schemas: $(VENV)/.dev  ## write what is generated from the code anew: schemas/, configuration, metrics, dashboards
+schemas: $(VENV)/.dev  ## write what is generated from the code anew: schemas/, configuration, command, metrics, dashboards
 	@$(BIN)/python tools/gen_schemas.py
 	@$(BIN)/python tools/gen_config_docs.py
+	@$(BIN)/python tools/gen_cli_docs.py
 	@$(BIN)/python tools/gen_dashboards.py
 
 docs: $(DOCS_VENV)/.made  ## the documentation as a site, site/index.html; fails on a broken link
@@ -82,7 +84,7 @@ bench-sim: $(VENV)/.dev  ## the planner's simulator: requests per second, start,
 
 bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts beside raw sockets, with a plot
 	@$(PIP) --editable '.[bench]'
-	@$(BIN)/isthmus bench relay --json bench-relay.json --plot bench-relay.svg $(ARGS)
+	@$(BIN)/isthmus bench relay --out bench-relay.json --plot bench-relay.svg $(ARGS)
 
 bench-peers: $(VENV)/.dev  ## the relay beside raw sockets, NIXL and Mooncake (installs those two; half a gigabyte)
 	@$(PIP) --no-deps nixl-cu12 mooncake-transfer-engine-non-cuda
