@@ -34,8 +34,7 @@ class ModelSpec(_Spec):
     name: str = Field(default="isthmus-demo", min_length=1, max_length=200)
     """What clients send as `model`."""
     path: Path | None = None
-    """A Hugging Face folder (config.json, *.safetensors, tokenizer.json), relative to the file. None: a small seeded
-    one is made."""
+    """A Hugging Face folder (config.json, *.safetensors, tokenizer.json), relative to the file. None: the demo's."""
 
 
 class IngressSpec(_Spec):
