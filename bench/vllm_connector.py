@@ -1,6 +1,6 @@
 """What arriving transfers cost the sequences that a vLLM engine is decoding, and what the connector's hooks take.
 
-    .venv-vllm/bin/python bench/vllm_connector.py [--rounds 5] [--residents 8] [--tokens 768] [--json FILE]
+    make bench-vllm ARGS="[--rounds 5] [--residents 8] [--tokens 768]"
 
 Two vLLM CPU engines on a core each, two relays over TCP in this process. Prompts are prefilled and staged first, so
 that the prefill engine rests. Then, in turn, residents decode (a) alone, (b) while requests of one token join at the
@@ -142,7 +142,7 @@ def main() -> int:
     parser.add_argument("--arrivals", type=int, default=10, help="a round")
     parser.add_argument("--interval-s", type=float, default=0.25, help="between two arrivals")
     parser.add_argument("--settle-s", type=float, default=0.5, help="before the first one")
-    parser.add_argument("--steps", type=int, default=250, help="measured tokens of each resident and round")
+    parser.add_argument("--steps", type=int, default=800, help="measured tokens of each resident and round")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if (missing := vllm_missing()) is not None:

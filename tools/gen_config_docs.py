@@ -101,6 +101,7 @@ ENV_INTRO = """\
 #GRAFANA_IMAGE=grafana/grafana:12.1.0
 #GRAFANA_PORT=3000
 #GRAFANA_PASSWORD=admin
+#OTEL_COLLECTOR_IMAGE=otel/opentelemetry-collector:0.131.0
 """
 SET_BY_COMPOSE = {
     "ISTHMUS_NATS_URL",

@@ -27,7 +27,7 @@ from isthmus_shared.messages.health import HEARTBEAT_INTERVAL_S
 ENV_ROOT = "ISTHMUS_"
 KNOWN_PREFIXES = ("INGRESS", "PLANNER", "WORKER", "PREFILL", "DECODE", "RELAY", "ENGINE", "UP")
 """Other services' variables may lie in the same environment and are ignored."""
-STANDARD_NAMES = {"nats_url": "NATS_URL"}
+STANDARD_NAMES = {"nats_url": "NATS_URL", "otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT"}
 """Names that the field's own tools read; ours wins when both are set."""
 MASK = "***"
 FILE_SUFFIX = "_FILE"
@@ -41,6 +41,8 @@ class ServiceConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     PREFIX: ClassVar[str] = ""
+    TRACES: ClassVar[bool] = True
+    """Whether the process has spans of its own to tell."""
 
     nats_url: str = Field(
         default="nats://127.0.0.1:4222",
@@ -52,6 +54,12 @@ class ServiceConfig(BaseModel):
     log_format: Literal["json", "console"] = Field(default="json", description="One JSON object a line, or for people")
     http_host: str = Field(default="127.0.0.1", min_length=1, description="Where /health and /metrics listen")
     http_port: int = Field(default=0, ge=0, le=65535, description="Their port; 0 takes a free one")
+    otlp_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://\S+$",
+        description="Where traces go (docs/tracing.md); `OTEL_EXPORTER_OTLP_ENDPOINT` is read when this is not set",
+        json_schema_extra={"secret": "userinfo", "allowed": "http://host:port or https://… of an OTLP/HTTP collector"},
+    )
     heartbeat_interval_s: float = Field(
         default=HEARTBEAT_INTERVAL_S, ge=0.05, le=60, description="Between two heartbeats of this process"
     )

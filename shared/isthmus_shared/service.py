@@ -29,6 +29,7 @@ from isthmus_shared.messages.base import WireMessage
 from isthmus_shared.messages.health import ProcessState
 from isthmus_shared.metrics import CONTENT_TYPE, Metrics
 from isthmus_shared.micro import Endpoint, MicroService
+from isthmus_shared.tracing import HEADER, NULL_SPAN, NullTracing, Tracing, checked, incoming, open_tracing
 
 M = TypeVar("M", bound=WireMessage)
 R = TypeVar("R", bound=WireMessage)
@@ -51,6 +52,7 @@ class ServiceRuntime(Generic[C]):
         instance: str | None = None,
         incarnation: Incarnation | None = None,
         serve_http: bool = True,
+        tracing: Tracing | None = None,
     ) -> None:
         self.name = name
         self._config = config
@@ -60,6 +62,9 @@ class ServiceRuntime(Generic[C]):
         self.log: FilteringBoundLogger = structlog.get_logger()
         self.stopping = asyncio.Event()
         self.http_address: str | None = None
+        self.tracing: Tracing = tracing or NullTracing()
+        """Unless given, opened on entry by `config.otlp_endpoint`."""
+        self._opens_tracing = tracing is None
         self._bus = bus
         self._serve_http = serve_http
         self._state = ProcessState.STARTING
@@ -83,6 +88,11 @@ class ServiceRuntime(Generic[C]):
             if self._bus is None:
                 bus = await NatsBus.connect(self.config.nats_url, name=f"{self._micro.name} {self.instance}")
                 self._bus = await stack.enter_async_context(bus)
+            if self._opens_tracing:
+                endpoint = self.config.otlp_endpoint if self.config.TRACES else None
+                self.tracing = open_tracing(endpoint, service=self.name, instance=self.instance, log=self.log)
+            if self._opens_tracing and self.tracing.enabled:
+                stack.push_async_callback(asyncio.to_thread, self.tracing.close)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._background = [tasks.create_task(self._micro.run(self._bus), name="micro")]
             self._stack = stack.pop_all()
@@ -219,6 +229,9 @@ class ServiceRuntime(Generic[C]):
     async def _answer(self, served: _Served[M, R], message: BusMessage) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
+        parent = checked(message.headers.get(HEADER)) if self.tracing.enabled else ""
+        span = self.tracing.begin(served.endpoint.name, parent) if parent else NULL_SPAN
+        incoming.set(parent)
         result, error = await self._result(served, message)
         if message.reply is not None:
             try:
@@ -226,6 +239,7 @@ class ServiceRuntime(Generic[C]):
             except IsthmusError as failure:
                 error = failure
                 self.log.warning("bus.reply_failed", endpoint=served.endpoint.name, code=error.code, why=error.text)
+        span.end(error=error.code if error else "")
         took_s = loop.time() - started_s
         served.endpoint.record(took_s, error)
         self.metrics.bus_calls.labels(served.endpoint.name, error.code if error else "ok").inc()

@@ -27,6 +27,7 @@ WILDCARDS = ("0.0.0.0", "::")  # compared with, never bound by default
 
 class RelayConfig(ServiceConfig):
     PREFIX: ClassVar[str] = "RELAY"
+    TRACES: ClassVar[bool] = False
 
     node_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="This node's name, the same for its workers")
     socket: Path = Field(

@@ -12,7 +12,7 @@ from pathlib import Path
 from isthmus_cli.child import Command
 from isthmus_cli.spec import ClusterSpec, NodeSpec, WorkerSpec
 
-PASSED_ON = ("ISTHMUS_LOG_LEVEL", "ISTHMUS_LOG_FORMAT")
+PASSED_ON = ("ISTHMUS_LOG_LEVEL", "ISTHMUS_LOG_FORMAT", "ISTHMUS_OTLP_ENDPOINT")
 """Settings of the caller's that every process takes over. Others of ours are dropped: the cluster file says them."""
 MIB = 1024 * 1024
 INGRESS_ID = "ingress"

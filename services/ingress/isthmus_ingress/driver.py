@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
 from structlog.typing import FilteringBoundLogger
 
 from isthmus_ingress.cancels import Cancels
+from isthmus_ingress.itl_ledger import ItlLedger
 from isthmus_ingress.outbox import Outbox
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import (
@@ -22,6 +23,7 @@ from isthmus_ingress.saga_types import (
     Effect,
     End,
     Event,
+    Output,
     Replanned,
     Routed,
     RouteFailed,
@@ -33,7 +35,7 @@ from isthmus_ingress.saga_types import (
 )
 from isthmus_shared.bus.port import Bus
 from isthmus_shared.errors import IsthmusError, ProtocolViolation
-from isthmus_shared.ids import RequestId, TransferId
+from isthmus_shared.ids import Incarnation, RequestId, TransferId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.route import Route, RouteReply, RouteRequest
@@ -41,12 +43,15 @@ from isthmus_shared.messages.work import (
     Ack,
     Cancel,
     SamplingParams,
+    SequenceEvent,
     StartDecode,
+    StepFacts,
     SubmitDecode,
     SubmitPrefill,
     SubmitReply,
 )
 from isthmus_shared.metrics import Metrics
+from isthmus_shared.tracing import NULL_SPAN, NullTracing, Span, Tracing
 
 E = TypeVar("E", AskRoute, Submit, Start, SendCancel)
 
@@ -79,21 +84,35 @@ class Deps:
     cancels: Cancels
     metrics: Metrics
     log: FilteringBoundLogger
+    tracing: Tracing = field(default_factory=NullTracing)
+    itl_target_s: float = 0.0
+    """Between two tokens of a stream; 0 is none."""
 
 
 class RunningSaga:
     """One saga on the event loop. `on_end` is called once, right after its End went to the outbox."""
 
     def __init__(
-        self, saga: Saga, work: Work, deps: Deps, outbox: Outbox, index: int, on_end: Callable[[RunningSaga], None]
+        self,
+        saga: Saga,
+        work: Work,
+        deps: Deps,
+        outbox: Outbox,
+        index: int,
+        on_end: Callable[[RunningSaga], None],
+        *,
+        parent: Span = NULL_SPAN,
     ) -> None:
         self.saga, self.work = saga, work
         self._deps, self._outbox, self._index, self._on_end = deps, outbox, index, on_end
         self._loop = asyncio.get_running_loop()
         self.begun_s = self._loop.time()
+        self._parent, self._attempt = parent, parent
+        """Spans: the request's, and the latest attempt's."""
         self.route: Route | None = None
         """The latest."""
         self._timer: asyncio.TimerHandle | None = None
+        self._ledger = ItlLedger(target_s=deps.itl_target_s)
 
     def start(self) -> None:
         self.feed(Begin())
@@ -108,6 +127,25 @@ class RunningSaga:
             self._on_end(self)
         elif not self.saga.over and (self._timer is None or self.saga.wake_at_s < self._timer.when()):
             self._arm()
+
+    def take(self, incarnation: Incarnation, event: SequenceEvent, step: StepFacts | None) -> None:
+        """A worker's event, and what it says of the step behind it."""
+        known = len(self.saga.output)
+        self.feed(Output(incarnation, event))
+        tokens = len(self.saga.output) - known
+        if tokens == 0:
+            return
+        late = self._ledger.take(self._loop.time(), tokens, incarnation, step)
+        if late is not None:
+            self._deps.metrics.itl_excursions.labels(late.cause).inc()
+            self._deps.log.debug(
+                "itl.excursion",
+                request_id=self.work.request_id,
+                output_index=known,
+                cause=late.cause.value,
+                itl_s=round(late.itl_s, 6),
+                median_s=round(late.median_s, 6),
+            )
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -128,8 +166,10 @@ class RunningSaga:
                         self._loop.call_soon(self.feed, ClientGone())
                 case End():
                     self._outbox.put(self._index, effect)
+                    self._end_attempt("" if effect.error is None else effect.error.code)
                     ended = True
                 case AskRoute():
+                    self._begin_attempt(effect)
                     self._spawn(self._ask_route, effect)
                 case Submit():
                     self._spawn(self._submit, effect)
@@ -151,6 +191,21 @@ class RunningSaga:
                     assert_never(effect)
         return ended
 
+    def _begin_attempt(self, effect: AskRoute) -> None:
+        if self._deps.tracing.enabled:
+            self._end_attempt(self.saga.error.code if self.saga.error is not None else "")
+            self._attempt = self._deps.tracing.begin(
+                "attempt",
+                self._parent.traceparent,
+                request_id=self.work.request_id,
+                generation=effect.generation,
+                isl_tokens=len(self.work.prompt),
+            )
+
+    def _end_attempt(self, error: str) -> None:
+        if self._attempt is not self._parent:
+            self._attempt.end(error=error, output_tokens=len(self.saga.output))
+
     def _spawn(self, step: Callable[[E], Awaitable[None]], effect: E) -> None:
         self._deps.tasks.create_task(self._guarded(step, effect))
 
@@ -170,16 +225,21 @@ class RunningSaga:
             max_osl_tokens=max(1, self.work.sampling.max_tokens - len(self.saga.output)),
             exclude=effect.exclude,
         )
+        span = self._deps.tracing.begin("route", self._attempt.traceparent)
         try:
-            answer = await self._deps.bus.request(subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S)
+            answer = await self._deps.bus.request(
+                subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S, headers=span.headers
+            )
             reply = RouteReply.decode(answer.data)
             if reply.fault is not None:
                 raise reply.fault.to_error()
             if reply.route is None:
                 raise ProtocolViolation("the planner answered with neither a route nor a fault")
         except IsthmusError as error:
+            span.end(error=error.code)
             self.feed(RouteFailed(effect.generation, error))
             return
+        span.end(mode=reply.route.mode.value, decode=reply.route.decode.worker_id)
         self.route = reply.route
         self.feed(Routed(effect.generation, reply.route))
 
@@ -200,7 +260,8 @@ class RunningSaga:
             call, subject = Call.DECODE, subjects.worker_decode(effect.worker.worker_id)
             data = SubmitDecode(ticket=effect.ticket, transfer_deadline_s=effect.deadline_s, **common).encode()
         try:
-            answer = await self._deps.bus.request(subject, data, timeout_s=WORKER_TIMEOUT_S)
+            headers = self._attempt.headers
+            answer = await self._deps.bus.request(subject, data, timeout_s=WORKER_TIMEOUT_S, headers=headers)
             reply = SubmitReply.decode(answer.data)
         except IsthmusError as error:
             self.feed(Answered(call, effect.generation, error=error))
@@ -218,7 +279,9 @@ class RunningSaga:
         error: IsthmusError | None = None
         try:
             subject = subjects.worker_start(effect.worker.worker_id)
-            answer = await self._deps.bus.request(subject, message.encode(), timeout_s=WORKER_TIMEOUT_S)
+            answer = await self._deps.bus.request(
+                subject, message.encode(), timeout_s=WORKER_TIMEOUT_S, headers=self._attempt.headers
+            )
             fault = Ack.decode(answer.data).fault
             error = fault.to_error() if fault is not None else None
         except IsthmusError as failure:

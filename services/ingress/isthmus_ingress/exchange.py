@@ -22,6 +22,7 @@ from isthmus_ingress.saga_types import ClientGone, Deliver, End, StopFound
 from isthmus_ingress.text import ModelText
 from isthmus_shared.errors import Cancelled, IsthmusError
 from isthmus_shared.ids import RequestId, TransferId, new_id
+from isthmus_shared.tracing import Span, Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,15 @@ Update = tuple[Choice, Piece | Finished]
 
 class Exchange:
     def __init__(
-        self, prepared: Prepared, text: ModelText, hub: Hub, deps: Deps, limits: Limits, *, received_s: float
+        self,
+        prepared: Prepared,
+        text: ModelText,
+        hub: Hub,
+        deps: Deps,
+        limits: Limits,
+        *,
+        received_s: float,
+        traceparent: str = "",
     ) -> None:
         if hub.running + len(prepared.sampling) > limits.max_in_flight:
             raise TooManyRequests(
@@ -58,6 +67,7 @@ class Exchange:
         self._hub, self._metrics = hub, deps.metrics
         self._loop = asyncio.get_running_loop()
         self._received_s = received_s
+        self._span = self._begin_span(deps.tracing, traceparent)
         self._first = True
         self.outbox = Outbox(self._loop)
         silent = frozenset(token for params in prepared.sampling for token in params.stop_token_ids)
@@ -82,6 +92,17 @@ class Exchange:
         deadline_s = received_s + limits.request_timeout_s
         self._sagas = [self._saga(choice, deps, deadline_s, limits) for choice in self.choices]
 
+    def _begin_span(self, tracing: Tracing, traceparent: str) -> Span:
+        """From receipt to the last token. The two clocks differ, so its start is told by its age."""
+        return tracing.begin(
+            "request",
+            traceparent,
+            start_s=tracing.now_s() - (self._loop.time() - self._received_s),
+            endpoint="chat" if self.prepared.chat else "completions",
+            prompt_tokens=self.prepared.prompt_tokens,
+            choices=len(self.prepared.sampling),
+        )
+
     def _saga(self, choice: Choice, deps: Deps, deadline_s: float, limits: Limits) -> RunningSaga:
         sampling = self.prepared.sampling[choice.index]
         work = Work(
@@ -97,7 +118,7 @@ class Exchange:
             max_attempts=limits.attempts,
             route_patience_s=limits.route_patience_s,
         )
-        return RunningSaga(saga, work, deps, self.outbox, choice.index, self._hub.remove)
+        return RunningSaga(saga, work, deps, self.outbox, choice.index, self._hub.remove, parent=self._span)
 
     def start(self) -> None:
         self._metrics.requests_in_flight.inc()
@@ -163,10 +184,12 @@ class Exchange:
         now_s, last_s = self._loop.time(), self._last_s[choice]
         if self._first:
             self._first = False
+            self._span.event("first_token")
             self._metrics.time_to_first_token_seconds.observe(now_s - self._received_s)
             route = self._sagas[choice].route
             if route is not None:
                 self._metrics.request_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
+                self._hub.recent.first_token(now_s - self._received_s, route.predicted.ttft_p50_s)
         if last_s is not None:
             self._metrics.inter_token_latency_seconds.observe((now_s - last_s) / max(1, tokens))
         else:
@@ -180,6 +203,9 @@ class Exchange:
             if not saga.saga.over:
                 saga.feed(ClientGone())
         outcome = self.outcome or ("ok" if self.finished else "client_gone")
+        self._span.end(
+            error="" if outcome == "ok" else outcome, output_tokens=sum(choice.tokens for choice in self.choices)
+        )
         for choice in self.choices:
             self._count_choice(choice, outcome)
         self._metrics.requests.labels("chat" if self.prepared.chat else "completions", outcome).inc()
@@ -194,6 +220,9 @@ class Exchange:
         if first_s is not None and last_s is not None and choice.tokens > 1:
             mean_s = (last_s - first_s) / (choice.tokens - 1)
             self._metrics.request_time_per_output_token_seconds.observe(mean_s)
+            route = self._sagas[choice.index].route
+            if self.finished and route is not None:
+                self._hub.recent.inter_token(mean_s, route.predicted.itl_p50_s)
 
 
 def _channels(prepared: Prepared, text: ModelText) -> Channels | None:

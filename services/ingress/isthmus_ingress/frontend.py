@@ -16,6 +16,7 @@ from isthmus_ingress.openai.errors import internal_error
 from isthmus_ingress.openai.render import Identity
 from isthmus_ingress.prepare import Prepared, Preparer
 from isthmus_shared.errors import Draining, InvalidRequest, IsthmusError, ModelNotFound
+from isthmus_shared.tracing import checked
 
 
 class Frontend:
@@ -41,9 +42,12 @@ class Frontend:
         return await (self.preparer.chat if chat else self.preparer.completion)(body, model)
 
     @contextmanager
-    def exchange(self, prepared: Prepared, *, received_s: float) -> Iterator[Exchange]:
+    def exchange(self, prepared: Prepared, *, received_s: float, traceparent: str | None = None) -> Iterator[Exchange]:
         """The request in progress; on any way out of the context nothing of it is left running."""
-        exchange = Exchange(prepared, self.preparer.text, self.hub, self._deps, self._limits, received_s=received_s)
+        text, parent = self.preparer.text, checked(traceparent)
+        exchange = Exchange(
+            prepared, text, self.hub, self._deps, self._limits, received_s=received_s, traceparent=parent
+        )
         self._active += 1
         self.idle.clear()
         exchange.start()

@@ -15,6 +15,7 @@ from isthmus_ingress.http_wire import (
     Scope,
     Send,
     check_json,
+    header,
     read_body,
     send_error,
     send_error_early,
@@ -25,7 +26,9 @@ from isthmus_ingress.openai.errors import error_event
 from isthmus_ingress.openai.render import to_json
 from isthmus_ingress.outbox import Outbox
 from isthmus_shared.errors import Cancelled, IsthmusError
+from isthmus_shared.tracing import HEADER
 
+TRACEPARENT = HEADER.encode()
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -66,7 +69,8 @@ class GenerateEndpoint:
             await send_error(send, error, headers)
             return
         try:
-            with self._frontend.exchange(prepared, received_s=received_s) as exchange:
+            parent = header(scope, TRACEPARENT)
+            with self._frontend.exchange(prepared, received_s=received_s, traceparent=parent) as exchange:
                 await self._answer(exchange, scope, receive, send, request_id)
         except Cancelled:
             pass  # there is nobody to tell

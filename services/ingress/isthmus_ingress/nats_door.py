@@ -33,6 +33,7 @@ from isthmus_shared.messages import subjects
 from isthmus_shared.messages.base import unpack_map
 from isthmus_shared.micro import Endpoint
 from isthmus_shared.service import ServiceRuntime
+from isthmus_shared.tracing import HEADER
 
 CONTENT_TYPE, SEQ, END, STATUS, CANCEL = (
     "content-type",
@@ -94,7 +95,8 @@ class NatsDoor:
             except IsthmusError as error:
                 self._frontend.refused(error)
                 raise
-            with self._frontend.exchange(prepared, received_s=received_s) as exchange:
+            parent = message.headers.get(HEADER)
+            with self._frontend.exchange(prepared, received_s=received_s, traceparent=parent) as exchange:
                 await self._answer(exchange, prepared, cancel, reply, request_id)
         except Cancelled as error:
             self._log.info("nats.cancelled", error=error.text)

@@ -17,6 +17,7 @@ from enum import StrEnum
 from isthmus_shared.engines.kv_port import KvSink, KvSource
 from isthmus_shared.errors import Cancelled, NoCapacity, StaleParty
 from isthmus_shared.ids import Generation, RequestId, TransferId
+from isthmus_worker.work_trace import WorkTrace
 
 MAX_REQUESTS = 4096
 """Records at once. The engine's queue is shorter; this only bounds what a flood of submits may hold meanwhile."""
@@ -54,6 +55,8 @@ class Record:
     admitted_s: float = 0.0
     sink: KvSink | None = None
     source: KvSource | None = None
+    trace: WorkTrace | None = None
+    """Where its request is traced."""
 
     @property
     def engine_id(self) -> RequestId:

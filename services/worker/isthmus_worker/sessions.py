@@ -27,10 +27,12 @@ from isthmus_shared.messages.work import (
     WorkerRef,
 )
 from isthmus_shared.metrics import Metrics
+from isthmus_shared.tracing import NullTracing, Tracing, incoming
 from isthmus_worker.attachment import Attachment
 from isthmus_worker.liveness import IngressLife
 from isthmus_worker.outbox import Addressed
 from isthmus_worker.requests import Phase, Record, Requests
+from isthmus_worker.work_trace import WorkTrace
 
 Publish = Callable[[list[Addressed]], Awaitable[None]]
 
@@ -62,6 +64,7 @@ class Sessions:
         publish: Publish,
         metrics: Metrics,
         log: FilteringBoundLogger,
+        tracing: Tracing | None = None,
     ) -> None:
         self.worker = worker
         self.engine = engine
@@ -76,6 +79,7 @@ class Sessions:
         self._publish = publish
         self._metrics = metrics
         self._log = log
+        self._tracing = tracing or NullTracing()
         self._closing: dict[RequestId, _Closing] = {}
 
     # ------------------------------------------------------------------ in
@@ -97,6 +101,9 @@ class Sessions:
         replaced = self.requests.admit(record)
         self.idle.clear()
         record.admitted_s = asyncio.get_running_loop().time()
+        if self._tracing.enabled and (parent := incoming.get()):
+            names = {"worker": self.worker.worker_id, "request": record.request_id}
+            record.trace = WorkTrace(self._tracing, parent, **names)
         self.life.expect(record.events_subject, record.admitted_s)
         self.deadlines_changed.set()
         if replaced is not None:
@@ -105,6 +112,10 @@ class Sessions:
     def to_engine(self, record: Record, message: SubmitPrefill | SubmitDecode) -> None:
         """The engine takes the request, and with it the sink or source; or it raises what it refuses."""
         ticket = message.ticket if isinstance(message, SubmitDecode) else None
+        if record.trace is not None:
+            record.trace.submitted()
+            record.sink = None if record.sink is None else record.trace.sink(record.sink)
+            record.source = None if record.source is None else record.trace.source(record.source)
         self.engine.submit(
             EngineRequest(
                 request_id=record.engine_id,
@@ -188,6 +199,8 @@ class Sessions:
             cached_tokens=output.cached_tokens,
         )
         record.next_index = output.output_index + len(output.token_ids)
+        if record.trace is not None:
+            record.trace.output(output)
         phase = "prefill" if record.is_prefill else "decode"
         if output.finish is not None:
             self._metrics.worker_finishes.labels(phase, output.finish.value).inc()
@@ -237,6 +250,8 @@ class Sessions:
 
     async def _free(self, record: Record, fault: Fault) -> None:
         """Frees what an ended record holds."""
+        if record.trace is not None and record.phase is not Phase.STAGED:
+            record.trace.failed(fault)
         match record.phase:
             case Phase.OPENING:
                 await self._abort_transfer(record.transfer_id, record.generation, fault)  # hastens a waiting open

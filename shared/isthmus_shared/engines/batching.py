@@ -107,6 +107,7 @@ class BatchingEngine:
         self._check_tokens(request.token_ids)
         self._check_transfer(request)
         sequence = self._scheduler.submit(request)
+        sequence.submitted_s = asyncio.get_running_loop().time()
         self._by_id[request.request_id] = sequence
         if request.kv_load is not None:
             self._watchers[sequence.uid] = self._group.create_task(self._watch(sequence))
@@ -227,7 +228,8 @@ class BatchingEngine:
 
     async def _step(self, batch: Batch) -> Fault | None:
         fault: Fault | None = None
-        took_s = 0.0
+        took_s, prefill_tokens = 0.0, batch.prefill_tokens
+        begun_s = asyncio.get_running_loop().time()
         try:
             step = await self._runner.execute(batch)
         except RUNNER_FAULTS as error:
@@ -236,12 +238,15 @@ class BatchingEngine:
         else:
             self._failures_in_a_row = 0
             took_s = step.took_s
+            if prefill_tokens:
+                batch.note_prefill(begun_s=begun_s, ended_s=asyncio.get_running_loop().time())
             outputs = self._take(batch, step.results)
         report = StepReport(
             outputs=tuple(outputs),
             step_s=took_s,
-            prefill_tokens=batch.prefill_tokens,
+            prefill_tokens=prefill_tokens,
             decode_sequences=batch.decode_sequences,
+            kv_loads=batch.kv_loads,
         )
         self._speed.note(report)
         if outputs:
@@ -281,6 +286,7 @@ class BatchingEngine:
             token_ids=(result.token_id,),
             logprobs=None if result.logprob is None else (result.logprob,),
             finish=finish,
+            prefill=sequence.prefill_times() if index == sequence.request.output_offset else None,
         )
 
     def _fail_running(self, batch: Batch, fault: Fault) -> list[SequenceOutput]:

@@ -59,6 +59,15 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillTimes:
+    """When a prompt was computed, in seconds from its submit."""
+
+    begun_s: float
+    chunks: tuple[tuple[int, float], ...]
+    """(tokens, when they were done), in order."""
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceOutput:
     """What one step did to one sequence."""
 
@@ -72,6 +81,8 @@ class SequenceOutput:
     fault: Fault | None = None
     """Set exactly when `finish` is ERROR."""
     cached_tokens: int = 0
+    prefill: PrefillTimes | None = None
+    """With the first token of a sequence that was prefilled here, where the engine knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,8 @@ class StepReport:
     step_s: float
     prefill_tokens: int
     decode_sequences: int
+    kv_loads: int = 0
+    """Sequences whose KV was copied in, where the engine knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from isthmus_shared.engines.port import EngineRequest
+from isthmus_shared.engines.port import EngineRequest, PrefillTimes
 from isthmus_shared.messages.work import FinishReason
+
+MAX_CHUNKS = 256
+"""Written down of one prompt; the rest would only lengthen a trace."""
 
 
 class Phase(StrEnum):
@@ -40,6 +43,11 @@ class Sequence:
     """Its KV comes from `kv_load` when it is admitted, instead of being computed."""
     source_ready: bool = False
     first_token_known: bool = False
+    submitted_s: float = 0.0
+    begun_s: float = 0.0
+    """When the first step that works on its prompt began."""
+    chunks: list[tuple[int, float]] = field(default_factory=list)
+    """(prompt tokens, when they were computed)."""
     runner_note: bytes | None = None
     """The runner's own memo, dropped with the sequence."""
 
@@ -55,6 +63,13 @@ class Sequence:
     def next_output_index(self) -> int:
         """Index in the output of the token that is sampled next."""
         return self.request.output_offset + len(self.tokens) - self.prompt_tokens
+
+    def prefill_times(self) -> PrefillTimes | None:
+        """None when nothing of it was prefilled here."""
+        if not self.chunks:
+            return None
+        chunks = tuple((tokens, at_s - self.submitted_s) for tokens, at_s in self.chunks)
+        return PrefillTimes(self.begun_s - self.submitted_s, chunks)
 
     @property
     def kv_tokens_at_most(self) -> int:
@@ -91,6 +106,14 @@ class Work:
 class Batch:
     works: tuple[Work, ...]
 
+    def note_prefill(self, *, begun_s: float, ended_s: float) -> None:
+        """Write down for each prompt in it that a chunk of it was computed between those times."""
+        for work in self.works:
+            if work.prefill and len(work.sequence.chunks) < MAX_CHUNKS:
+                if not work.sequence.chunks:
+                    work.sequence.begun_s = begun_s
+                work.sequence.chunks.append((len(work.tokens), ended_s))
+
     @property
     def prefill_tokens(self) -> int:
         return sum(len(work.tokens) for work in self.works if work.prefill)
@@ -98,3 +121,7 @@ class Batch:
     @property
     def decode_sequences(self) -> int:
         return sum(not work.prefill for work in self.works)
+
+    @property
+    def kv_loads(self) -> int:
+        return sum(work.load for work in self.works)

@@ -99,7 +99,7 @@ async def answers_of_one_engine(asks: list[Ask]) -> dict[str, tuple[list[int], s
     return found
 
 
-async def serve(frontend: Frontend, outcome: Outcome) -> None:
+async def serve(frontend: Frontend, outcome: Outcome, *, traceparent: str | None = None) -> None:
     """One client's request through the layer that both front doors use, to its end."""
     loop = asyncio.get_running_loop()
     ask = outcome.ask
@@ -119,7 +119,7 @@ async def serve(frontend: Frontend, outcome: Outcome) -> None:
     )
     leaving: asyncio.TimerHandle | None = None
     try:
-        with frontend.exchange(prepared, received_s=outcome.began_s) as exchange:
+        with frontend.exchange(prepared, received_s=outcome.began_s, traceparent=traceparent) as exchange:
 
             def leave() -> None:
                 outcome.left_s = loop.time()

@@ -39,6 +39,7 @@ from isthmus_shared.messages.base import WireMessage
 from isthmus_shared.messages.health import IngressHeartbeat, ProcessState, Role, WorkerLost
 from isthmus_shared.messages.work import SubmitDecode, SubmitPrefill, WorkerRef
 from isthmus_shared.service import ServiceRuntime
+from isthmus_shared.tracing import NullTracing, Tracing
 from isthmus_testing.sim_bus import SimBus, Weather
 from isthmus_testing.sim_fabric import Fabric
 from isthmus_testing.sim_relay import SimLink, SimRelay
@@ -64,6 +65,8 @@ class World:
         self.broker = MemoryBroker()
         self.weather = Weather(random.Random(f"{seed}:weather"))
         self.fabric = Fabric(random.Random(f"{seed}:fabric"))
+        self.tracing: Tracing = NullTracing()
+        """Of every process."""
         self.problems: list[str] = []
         """What broke a rule; empty at the end, or the run has failed."""
         self.asked: dict[RequestId, int] = {}
@@ -163,8 +166,9 @@ class SlowableRunner:
 
     async def execute(self, batch: Batch) -> StepResult:
         step = await self._inner.execute(batch)
-        await asyncio.sleep(step.took_s * (self.slowness - 1))
-        return dataclasses.replace(step, took_s=step.took_s * self.slowness)
+        took_s = step.took_s * self.slowness  # it may change while we sleep
+        await asyncio.sleep(took_s - step.took_s)
+        return dataclasses.replace(step, took_s=took_s)
 
 
 class FencedRole:
@@ -270,7 +274,9 @@ class Worker(Service):
     async def _main(self, bus: SimBus) -> None:
         config, life = self._config, self.life
         name = f"{self._role.value}-worker"
-        runtime = ServiceRuntime(name, config, bus=bus, instance=self.name, incarnation=life, serve_http=False)
+        runtime = ServiceRuntime(
+            name, config, bus=bus, instance=self.name, incarnation=life, serve_http=False, tracing=self._world.tracing
+        )
         async with runtime:
             engine_config = config.engine_config()
             runner = SlowableRunner(SimRunner(engine_config))
@@ -295,7 +301,13 @@ class Planner(Service):
     async def _main(self, bus: SimBus) -> None:
         config = PlannerConfig(ttft_floor_s=3.0, transfer_floor_s=1.0, stall_floor_s=1.5)
         runtime = ServiceRuntime(
-            "planner", config, bus=bus, instance=self.name, incarnation=self.life, serve_http=False
+            "planner",
+            config,
+            bus=bus,
+            instance=self.name,
+            incarnation=self.life,
+            serve_http=False,
+            tracing=self._world.tracing,
         )
         async with runtime:
             self.runtime = runtime
@@ -320,7 +332,15 @@ class SimIngress(Service):
         config = IngressConfig.model_validate(
             {"id": self.name, "model": "unused", "request_timeout_s": REQUEST_TIMEOUT_S, "max_in_flight": 256}
         )
-        runtime = ServiceRuntime("ingress", config, bus=bus, instance=self.name, incarnation=life, serve_http=False)
+        runtime = ServiceRuntime(
+            "ingress",
+            config,
+            bus=bus,
+            instance=self.name,
+            incarnation=life,
+            serve_http=False,
+            tracing=self._world.tracing,
+        )
         subject = subjects.ingress_events(IngressId(self.name), life)
         hub = Hub(bus, subject, Roster(model_name=MODEL), runtime.metrics, runtime.log)
 
@@ -339,7 +359,7 @@ class SimIngress(Service):
             await hub.ready.wait()
             async with asyncio.TaskGroup() as work:
                 cancels = Cancels(bus, runtime.log)
-                deps = Deps(bus, subject, work, cancels, runtime.metrics, runtime.log)
+                deps = Deps(bus, subject, work, cancels, runtime.metrics, runtime.log, runtime.tracing)
                 limits = Limits(
                     config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight
                 )

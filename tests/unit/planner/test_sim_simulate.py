@@ -257,3 +257,11 @@ def test_a_trace_in_parts_gives_what_it_gives_as_a_whole() -> None:
     whole = simulate(scenario, [TraceBatch.of(at, isl, osl)])
     assert whole.stream.completed == 45
     assert simulate(scenario, parts).to_json() == whole.to_json()
+
+
+def test_streams_that_send_at_one_instant_are_served_in_their_order() -> None:
+    node = whole_node(pass_tokens=1000)
+    both = [Stream(ClosedLoop(1), 1, Lengths.constant(1000), Lengths.constant(1), name=name) for name in "ab"]
+    first, second = simulate(Scenario((node,), tuple(both))).streams
+    assert first.ttft_s.mean == pytest.approx(PREFILL.time_s(1000), rel=1e-12)
+    assert second.ttft_s.mean == pytest.approx(2 * PREFILL.time_s(1000), rel=1e-12)

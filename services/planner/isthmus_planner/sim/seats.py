@@ -60,7 +60,6 @@ def unseat(w: World, n: int) -> int:
     w.by_stream[n, request.stream, 0] -= 1
     last = node.running
     if last == 0:
-        node.tokens = 0.0
         return int(gone)
     step, slot = w.finish[n, last], w.finish_slot[n, last]
     place = 0
