@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from isthmus_shared.errors import ConfigInvalid
 from isthmus_shared.kv.layout import KvLayout
+from isthmus_shared.yaml_text import load_yaml
 
 MAX_PROCESSES = 64
 """Workers and relays of one local cluster; more would not fit one machine, and is a slip of the pen."""
@@ -156,7 +157,6 @@ def load(path: Path | None) -> ClusterSpec:
 def parse(text: str, name: str) -> ClusterSpec:
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        fields = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f":{mark.line + 1}"
@@ -164,6 +164,7 @@ def parse(text: str, name: str) -> ClusterSpec:
         raise ConfigInvalid(f"{name}{line}: not YAML", why=problem) from error
     except RecursionError as error:
         raise ConfigInvalid(f"{name}: nested too deeply") from error
+    fields = load_yaml(text, name)
     if not isinstance(fields, dict):
         raise ConfigInvalid(f"{name}: a cluster file is a mapping", why=f"found {type(fields).__name__}")
     try:
