@@ -9,10 +9,10 @@ from isthmus_shared import demo_model
 from isthmus_testing.openai_client import Case, aggregated
 
 MAX_BYTES = 5_000_000
-COMMON = frozenset(
+COMMON = (
     "the and of to that in he shall unto for i his a lord they be is him not them it with all thou thy was god "
     "which my me said but ye their have will thee from as are when this out were upon man you by israel king son "
-    "up there hath then people came had house into on her come one we children s before your also day land men".split()
+    "up there hath then people came had house into on her come one we children s before your also day land men"
 )
 
 
@@ -38,4 +38,4 @@ async def test_its_answers_read_like_english() -> None:
         words = re.findall(r"[a-z]+", text.lower())
         assert len(words) > 30, text
         assert len(set(words)) > 18, text
-        assert sum(word in COMMON for word in words) / len(words) > 0.5, text
+        assert sum(word in COMMON.split() for word in words) / len(words) > 0.5, text
