@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+DOCS_VENV := .venv-docs
 BIN := $(VENV)/bin
 # Elsewhere than where it was built, `pip install torch` may take a CUDA build of several gigabytes. To get the
 # CPU build, name PyTorch's CPU wheel index:  make up TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -41,6 +42,7 @@ lint: $(VENV)/.dev  ## style, layers, drift of generated files
 	@$(BIN)/python tools/check_tidy.py
 	@$(BIN)/python tools/gen_schemas.py --check
 	@$(BIN)/python tools/gen_config_docs.py --check
+	@$(BIN)/python tools/gen_cli_docs.py --check
 	@$(BIN)/python tools/gen_dashboards.py --check
 
 types: $(VENV)/.dev  ## mypy --strict
@@ -50,10 +52,14 @@ format: $(VENV)/.dev  ## put the sources into their one form
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
 
-schemas: $(VENV)/.dev  ## write what is generated from the code anew: schemas/, configuration, metrics, dashboards
+schemas: $(VENV)/.dev  ## write what is generated from the code anew: schemas/, configuration, command, metrics, dashboards
 	@$(BIN)/python tools/gen_schemas.py
 	@$(BIN)/python tools/gen_config_docs.py
+	@$(BIN)/python tools/gen_cli_docs.py
 	@$(BIN)/python tools/gen_dashboards.py
+
+docs: $(DOCS_VENV)/.made  ## the documentation as a site, site/index.html; fails on a broken link
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet $(ARGS)
 
 sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
 	@$(PYTEST) tests/sim $(ARGS)
@@ -78,7 +84,7 @@ bench-sim: $(VENV)/.dev  ## the planner's simulator: requests per second, start,
 
 bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts beside raw sockets, with a plot
 	@$(PIP) --editable '.[bench]'
-	@$(BIN)/isthmus bench relay --json bench-relay.json --plot bench-relay.svg $(ARGS)
+	@$(BIN)/isthmus bench relay --out bench-relay.json --plot bench-relay.svg $(ARGS)
 
 bench-peers: $(VENV)/.dev  ## the relay beside raw sockets, NIXL and Mooncake (installs those two; half a gigabyte)
 	@$(PIP) --no-deps nixl-cu12 mooncake-transfer-engine-non-cuda
@@ -102,7 +108,7 @@ rdma-kernel:  ## build that guest kernel from Debian's source into your cache (a
 	@tools/rdma/kernel.sh
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(VLLM_VENV) .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) $(DOCS_VENV) $(VLLM_VENV) site .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
 
 comma := ,
 empty :=
@@ -126,6 +132,12 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 	@echo "installing Isthmus and its test tools into $(VENV) (once; torch's CPU build is the large part)"
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.local
+
+# Not of .venv: the site needs nothing of Isthmus, and this takes seconds.
+$(DOCS_VENV)/.made: pyproject.toml | check-python
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'mkdocs-material>=9.6,<10'
+	@touch $@
 
 # vLLM wants its own pins, so it has a virtual environment of its own, with Isthmus taken from the source folders.
 VLLM_VENV := .venv-vllm

@@ -67,6 +67,7 @@ SERVING = (
     Panel("Refused before any work", "reqps", ((never(rate("isthmus_requests_rejected_total", "code")), "{{code}}"),)),
     latency("Time to first token", "isthmus_time_to_first_token_seconds"),
     latency("Inter-token latency", "isthmus_inter_token_latency_seconds"),
+    Panel("Late tokens by cause", "short", ((rate("isthmus_itl_excursions_total", "cause"), "{{cause}}/s"),)),
     latency("End to end", "isthmus_e2e_request_latency_seconds"),
     Panel(
         "Tokens",

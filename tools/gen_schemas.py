@@ -1,4 +1,5 @@
-"""Writes `schemas/` from the message types: one JSON Schema per message, and AsyncAPI 3.0 for all subjects.
+"""Writes `schemas/` from the message types: one JSON Schema per message, and AsyncAPI 3.0 for all subjects; and their
+page, docs/messages.md.
 
 python tools/gen_schemas.py          write
 python tools/gen_schemas.py --check  exit 1 if what is there differs
@@ -16,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "shared"))
 
+import message_page  # noqa: E402
 import yaml  # noqa: E402
 
 import isthmus_shared  # noqa: E402
@@ -126,18 +128,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the files differ")
     parser.add_argument("--folder", type=Path, default=ROOT / "schemas")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "messages.md")
     options = parser.parse_args()
-    files = rendered()
+    files, page = rendered(), message_page.page(all_messages())
     found = differences(options.folder, files)
+    if not options.page.exists() or options.page.read_text("utf-8") != page:
+        found.append(f"{options.page.name}: differs")
     if options.check:
         if found:
-            print("schemas/ does not match the message types; run `make schemas` and commit:", *found, sep="\n  ")
+            print(
+                "what is generated does not match the message types; run `make schemas` and commit:", *found, sep="\n  "
+            )
         return 1 if found else 0
     options.folder.mkdir(parents=True, exist_ok=True)
     for path in _strays(options.folder, files):
         path.unlink()
     for name, text in files.items():
         (options.folder / name).write_text(text)
+    options.page.write_text(page, "utf-8")
     return 0
 
 

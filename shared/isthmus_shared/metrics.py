@@ -17,6 +17,7 @@ ITL_BUCKETS_S = (0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07
 E2E_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 CALL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 TOKEN_BUCKETS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+ITL_CAUSES = ("handover", "transfer", "headroom", "batch", "step", "host", "bus", "unknown")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
@@ -75,6 +76,10 @@ class Metrics:
         self.inter_token_latency_seconds = self._histogram(
             "inter_token_latency_seconds", "Between two tokens", ITL_BUCKETS_S
         )
+        self.itl_excursions = self._counter("itl_excursions_total", "Tokens that came late", "cause")
+        """cause: one of `ITL_CAUSES` (docs/tracing.md)."""
+        for cause in ITL_CAUSES:
+            self.itl_excursions.labels(cause)
         self.request_time_per_output_token_seconds = self._histogram(
             "request_time_per_output_token_seconds", "Mean of a choice's inter-token latencies", ITL_BUCKETS_S
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus_cli.shapes import SHAPES
 from isthmus_testing.engines import prompt_of
 from isthmus_testing.local_cluster import START_S, STOP_S, LocalCluster, environment, launched
 from isthmus_testing.openai_client import Case, client, stream
@@ -61,13 +63,27 @@ def test_a_cluster_can_be_seen_talked_to_and_stopped_and_leaves_only_logs(tiny_m
         assert (said.returncode, said.stderr) == (0, "")
         assert said.stdout.strip("\n")
 
+        for name in ("status", "doctor", "chat"):
+            words = ["Hello", "--max-tokens", "5"] if name == "chat" else []
+            told = command(name, *words, "--json", "--state-dir", str(tmp_path))
+            assert told.returncode in (0, 1), "a machine may have its faults, as doctor sees it"
+            objects = json.loads(told.stdout)
+            for each in objects if isinstance(objects, list) else [objects]:
+                assert SHAPES[name].problems(each) == []
+            if name == "chat":
+                assert (objects["finish_reason"], objects["usage"]["completion_tokens"]) == ("length", 5)
+            if name == "doctor":
+                assert sum(each["check"] == "pair" and each["grade"] == "ok" for each in objects) == 4
+
         second = command("up", "--port", "0", "--state-dir", str(tmp_path))
         assert second.returncode == 2
         assert "already runs" in second.stderr
         assert "isthmus down" in second.stderr
 
-        stopped = command("down", "--state-dir", str(tmp_path))
+        stopped = command("down", "--json", "--state-dir", str(tmp_path))
         assert stopped.returncode == 0, stopped.stderr
+        assert SHAPES["down"].problems(json.loads(stopped.stdout)) == []
+        assert [problem for event in cluster.events for problem in SHAPES["up"].problems(event)] == []
         assert cluster.process.wait(timeout=STOP_S) == 0
         assert handles.still_running(timeout_s=0) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs"]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from isthmus_cli.exits import EPILOG, Exit
+from isthmus_cli.failing import fail
+from isthmus_cli.files import write
+from isthmus_cli.progress import working
 from isthmus_shared.errors import ConfigInvalid, IsthmusError
 
 if TYPE_CHECKING:
@@ -37,28 +41,33 @@ def calibrate(
     length_ratio: Annotated[float, typer.Option(help="Real over nominal lengths.")] = 0.9,
     seed: Annotated[int, typer.Option(help="Chooses what is left out.", min=0)] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to judge beyond what was measured.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The errors, as JSON, on stdout.")] = False,
 ) -> None:
     """Fit the cost model's constants to measurements, and tell their error on measurements that were left out.
 
     What is known of other accelerators (built in, or --constants) is the prior, so that few points are enough.
     """
     try:
-        session = _session(
-            _read(measurements),
-            constants,
-            fit=fit,
-            length_ratio=length_ratio,
-            seed=seed,
-            source=_source(measurements),
-        )
-        if strict:
-            session.refuse_extrapolation()
-        print(session.summary(), end="")
-        for path, text in ((out, session.constants_yaml), (report, session.report), (predictions, session.predictions)):
-            if path is not None:
-                _write(path, text())
+        with working("fitting, and judging on what was left out"):
+            session = _session(
+                _read(measurements),
+                constants,
+                fit=fit,
+                length_ratio=length_ratio,
+                seed=seed,
+                source=_source(measurements),
+            )
+            if strict:
+                session.refuse_extrapolation()
+            said = json.dumps(session.facts(), indent=1) + "\n" if as_json else session.summary()
+            made = ((out, session.constants_yaml), (report, session.report), (predictions, session.predictions))
+            texts = [(path, text()) for path, text in made if path is not None]
+        print(said, end="")
+        for path, text in texts:
+            write(path, text)
+            print(f"wrote {path}", file=sys.stderr)
     except IsthmusError as error:
-        _fail(error)
+        fail(error, Exit.INVALID)
 
 
 def _session(text: str, constants: Path | None, *, fit: str, length_ratio: float, seed: int, source: str) -> Session:
@@ -94,16 +103,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigInvalid(f"cannot read {path}", why=str(error), todo="give a readable text file") from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigInvalid(f"cannot write {path}", why=str(error)) from error
-    print(f"wrote {path}", file=sys.stderr)
-
-
-def _fail(error: IsthmusError) -> NoReturn:
-    print(f"isthmus: {error.text}", file=sys.stderr)
-    raise typer.Exit(Exit.INVALID) from error

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -23,9 +26,19 @@ class Message:
     content: str
 
 
+@dataclass(slots=True)
+class Answer:
+    """What one turn gave; `isthmus chat --json` prints it."""
+
+    model: str
+    content: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+
+
 class Chat:
     def __init__(self, base_url: str, model: str, *, max_tokens: int | None, system: str | None) -> None:
-        self._url, self._model, self._max_tokens = f"{base_url}/v1/chat/completions", model, max_tokens
+        self._url, self.model, self._max_tokens = f"{base_url}/v1/chat/completions", model, max_tokens
         self._history = [] if system is None else [Message("system", system)]
         self._client = httpx.Client(timeout=httpx.Timeout(READ_S, connect=CONNECT_S), trust_env=False)
 
@@ -35,35 +48,37 @@ class Chat:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def ask(self, prompt: str, show: Callable[[str], None]) -> None:
+    def ask(self, prompt: str, show: Callable[[str], None]) -> Answer:
         """One turn: each piece of the answer goes to `show` as it comes. The turn is kept only if it succeeds.
 
         Raises the typed error that the server sent, or `Unavailable` when it cannot be reached.
         """
         messages = [*self._history, Message("user", prompt)]
         body = {
-            "model": self._model,
+            "model": self.model,
             "messages": [{"role": message.role, "content": message.content} for message in messages],
             "stream": True,
+            "stream_options": {"include_usage": True},
         }
         if self._max_tokens is not None:
             body["max_completion_tokens"] = self._max_tokens
-        pieces: list[str] = []
+        answer = Answer(self.model)
         try:
             with self._client.stream("POST", self._url, json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     response.read()
                     raise _error(response.status_code, response.text)
-                for piece in _pieces(response.iter_lines()):
-                    pieces.append(piece)
+                for piece in _pieces(response.iter_lines(), answer):
                     show(piece)
         except httpx.HTTPError as error:
             raise Unavailable(f"{self._url} cannot be reached", why=str(error) or type(error).__name__) from error
-        self._history = [*messages, Message("assistant", "".join(pieces))][-MAX_TURNS:]
+        self._history = [*messages, Message("assistant", answer.content)][-MAX_TURNS:]
+        return answer
 
 
-def _pieces(lines: Iterator[str]) -> Iterator[str]:
-    """The text in a stream of server-sent events; raises on an `error` event or an end without ``[DONE]``."""
+def _pieces(lines: Iterator[str], answer: Answer) -> Iterator[str]:
+    """The text in a stream of server-sent events, which `answer` takes up; raises on an `error` event or an end
+    without ``[DONE]``."""
     for line in lines:
         if not line.startswith("data:"):
             continue
@@ -73,8 +88,12 @@ def _pieces(lines: Iterator[str]) -> Iterator[str]:
         fields = json.loads(data)
         if "error" in fields:
             raise _error(500, data)
+        answer.usage = fields.get("usage") or answer.usage
         for choice in fields.get("choices", ()):
-            yield choice.get("delta", {}).get("content") or ""
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+            piece = choice.get("delta", {}).get("content") or ""
+            answer.content += piece
+            yield piece
     raise Unavailable("the answer broke off", why="the connection closed before its end", todo="ask again")
 
 
@@ -86,3 +105,26 @@ def _error(status: int, text: str) -> IsthmusError:
     if status in (429, 503):
         return Unavailable(message)
     return InvalidRequest(message) if status < 500 else EngineFailed(message)
+
+
+def say(talk: Chat, prompt: str, *, as_json: bool) -> None:
+    """One turn on stdout: as it streams, or as one line of JSON."""
+    if as_json:
+        print(json.dumps(dataclasses.asdict(talk.ask(prompt, lambda piece: None)), ensure_ascii=False), flush=True)
+    else:
+        talk.ask(prompt, lambda piece: print(piece, end="", flush=True))
+        print()
+
+
+def converse(talk: Chat, *, as_json: bool) -> None:
+    """Until Ctrl-D or Ctrl-C; one failed turn does not end it."""
+    while True:
+        try:
+            prompt = input("" if as_json else "> ").strip()
+            if prompt:
+                say(talk, prompt, as_json=as_json)
+        except (EOFError, KeyboardInterrupt):
+            print(end="" if as_json else "\n")
+            return
+        except IsthmusError as error:
+            print(f"\nisthmus: {error.text}", file=sys.stderr)

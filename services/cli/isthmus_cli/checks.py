@@ -137,11 +137,13 @@ def check_rdma(pool_bytes: int, load: Callable[[], Binding] = load_binding) -> l
     return [finding for name in names for finding in check_device(binding, name, pool_bytes=pool_bytes)]
 
 
-def all_checks(*, pool_bytes: int, port: int) -> list[Finding]:
+def all_checks(*, pool_bytes: int, port: int | None) -> list[Finding]:
     memlock = check_memlock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], pool_bytes=pool_bytes)
     rdma = check_rdma(pool_bytes)
     found = [check_python(), check_torch(), check_nats_server(), check_shared_memory(), check_pool(pool_bytes)]
-    found += [*check_socket_buffers(), check_files(), check_port(port), check_clock(), check_numa(), *rdma]
+    found += [*check_socket_buffers(), check_files(), check_clock(), check_numa(), *rdma]
+    if port is not None:
+        found.append(check_port(port))
     if not any(finding.check == "memlock" for finding in rdma):
         what = memlock.what if memlock.grade is Grade.OK else f"{memlock.what}: enough while there is no RDMA"
         found.append(Finding("memlock", Grade.OK, what))

@@ -39,6 +39,8 @@ class UpOptions:
     """None: a server of our own."""
     start_timeout_s: float
     environ: dict[str, str]
+    command: str = "isthmus"
+    """How the user can call this command again."""
 
 
 class _StopAsked(Exception):
@@ -128,7 +130,7 @@ class Supervisor:
         curl = f"curl {self._http_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
         self._reporter.say(
             "ready",
-            f"{name} is ready at {self._http_url}/v1; try:\n  {curl}\n  isthmus chat 'Hello'",
+            f"{name} is ready at {self._http_url}/v1; try:\n  {curl}\n  {self._options.command} chat 'Hello'",
             http_url=self._http_url,
             bus_url=self._bus_url,
             model=name,

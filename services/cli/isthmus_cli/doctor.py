@@ -16,7 +16,8 @@ from rich.markup import escape
 from isthmus_cli import status as status_view
 from isthmus_cli.checks import all_checks
 from isthmus_cli.exits import EPILOG, Exit
-from isthmus_cli.pairs import check_pairs, check_reachable
+from isthmus_cli.pairs import OnPair, check_pairs, check_reachable
+from isthmus_cli.progress import working
 from isthmus_cli.state import DEFAULT_STATE_DIR, ClusterState, StateDir
 from isthmus_kvrelay.transports.verbs.doctor import Finding, Grade
 from isthmus_shared.errors import IsthmusError, Unavailable
@@ -42,12 +43,13 @@ def command(
     except Unavailable:
         cluster = None
     # The cluster's own endpoint holds its port.
-    findings = all_checks(pool_bytes=pool_bytes, port=0 if cluster is not None else port)
+    findings = all_checks(pool_bytes=pool_bytes, port=None if cluster is not None else port)
     if cluster is None:
         findings.append(Finding("pair", Grade.OK, "no cluster runs here, so no pair of relays was tested"))
     else:
         sockets = {path.stem: path for path in Path(cluster.run_dir).glob("*.sock")}
-        findings += asyncio.run(_check_cluster(cluster, sockets))
+        with working("connecting to the relays") as shown:
+            findings += asyncio.run(_check_cluster(cluster, sockets, shown.step))
     if as_json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
     else:
@@ -56,8 +58,8 @@ def command(
         raise typer.Exit(Exit.FAILED)
 
 
-async def _check_cluster(cluster: ClusterState, sockets: dict[str, Path]) -> list[Finding]:
-    findings = await check_pairs(sockets)
+async def _check_cluster(cluster: ClusterState, sockets: dict[str, Path], on_pair: OnPair) -> list[Finding]:
+    findings = await check_pairs(sockets, on_pair)
     try:
         view = await status_view.fetch(cluster.bus_url)
     except IsthmusError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from isthmus_kvrelay.client import RelayClient
@@ -20,7 +21,11 @@ DEADLINE_S = 10.0
 CONNECT_S = 5.0
 
 
-async def check_pairs(sockets: dict[str, Path]) -> list[Finding]:
+OnPair = Callable[[str, int, int], None]
+"""What is tested now, how many were before it, and how many there are."""
+
+
+async def check_pairs(sockets: dict[str, Path], on_pair: OnPair) -> list[Finding]:
     """`sockets`: node → its relay's. Same node to same node is its shared memory."""
     findings = []
     async with contextlib.AsyncExitStack() as stack:
@@ -33,8 +38,10 @@ async def check_pairs(sockets: dict[str, Path]) -> list[Finding]:
                 findings.append(Finding("relay", Grade.ERROR, f"the relay of {node}: {error.text}", mend))
             else:
                 stack.push_async_callback(clients[node].close)
-        for source in clients:
-            findings += [await _check_pair(source, clients[source], target, clients[target]) for target in clients]
+        pairs = [(source, target) for source in clients for target in clients]
+        for number, (source, target) in enumerate(pairs):
+            on_pair(f"{source} → {target}", number, len(pairs))
+            findings.append(await _check_pair(source, clients[source], target, clients[target]))
     return findings
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from isthmus_cli.exits import EPILOG, Exit
+from isthmus_cli.failing import fail
+from isthmus_cli.files import write
+from isthmus_cli.progress import working
 from isthmus_shared.errors import ConfigInvalid
 
 if TYPE_CHECKING:
@@ -45,21 +48,17 @@ def plan(
     Closed forms search, a simulator checks. Nothing is started and nothing is sent anywhere.
     """
     try:
-        made = _made(cluster, workload, constants, seed)
+        with working("planning: closed forms search, a simulator checks"):
+            made = _made(cluster, workload, constants, seed)
         _write(made, html, cluster_out)
     except ConfigInvalid as error:
-        fail(error)
+        fail(error, Exit.INVALID)
     if as_json:
         from isthmus_planner.plan.as_json import plan_bytes
 
         sys.stdout.buffer.write(plan_bytes(made))
     else:
         show(Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS), made)
-
-
-def fail(error: ConfigInvalid) -> NoReturn:
-    print(f"isthmus: {error.text}", file=sys.stderr)
-    raise typer.Exit(Exit.INVALID) from error
 
 
 def missing_extra(error: ModuleNotFoundError) -> ConfigInvalid:
@@ -86,12 +85,8 @@ def _write(made: Plan, html: Path | None, cluster_out: Path | None) -> None:
 
     texts = [(html, plan_html), (cluster_out, cluster_text)]
     for path, make in texts:
-        if path is None:
-            continue
-        try:
-            path.write_text(make(made), encoding="utf-8")
-        except OSError as error:
-            raise ConfigInvalid(f"{path} cannot be written", why=str(error)) from error
+        if path is not None:
+            write(path, make(made))
 
 
 def show(console: Console, made: Plan) -> None:

@@ -12,7 +12,7 @@ from isthmus_cli.reporter import Reporter
 from isthmus_cli.spec import ClusterSpec
 from isthmus_shared.bus.nats import NatsBus
 from isthmus_shared.bus.port import Bus
-from isthmus_shared.errors import DeadlineExceeded, Unavailable
+from isthmus_shared.errors import DeadlineExceeded, NoResponders, Unavailable
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import ClusterView, ProcessState, ViewRequest
 
@@ -65,15 +65,23 @@ class Watch:
 
 async def cluster_view(bus: Bus) -> ClusterView:
     """What the planner knows; raises `Unavailable` or `DeadlineExceeded` when it does not answer."""
-    reply = await bus.request(subjects.VIEW, ViewRequest().encode(), timeout_s=VIEW_TIMEOUT_S)
+    try:
+        reply = await bus.request(subjects.VIEW, ViewRequest().encode(), timeout_s=VIEW_TIMEOUT_S)
+    except NoResponders as error:
+        raise Unavailable(
+            "the planner does not answer", why="it is starting, or gone", todo="see its log if that lasts"
+        ) from error
     return ClusterView.decode(reply.data)
 
 
 async def watch_until_ready(bus_url: str, http_url: str, watch: Watch, reporter: Reporter) -> None:
     """Until the planner has heard everyone, and the endpoint would take a request."""
     bus = await NatsBus.connect(bus_url, name="isthmus up")
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     async with bus:
         while not watch.complete:
+            reporter.waiting(f"{loop.time() - began_s:.0f} s, {watch.missing_text()}")
             try:
                 fresh = watch.take(await cluster_view(bus))
             except (Unavailable, DeadlineExceeded):  # the planner is still starting
@@ -81,6 +89,7 @@ async def watch_until_ready(bus_url: str, http_url: str, watch: Watch, reporter:
             for name in fresh:
                 reporter.say("process.ready", f"{name} is ready", name=name)
             await asyncio.sleep(POLL_S)
+    reporter.waiting(watch.missing_text())
     await endpoint_ready(http_url)
 
 

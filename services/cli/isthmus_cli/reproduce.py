@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from isthmus_cli.exits import EPILOG, Exit
-from isthmus_cli.plan import PIPE_COLUMNS, fail, missing_extra
+from isthmus_cli.failing import fail
+from isthmus_cli.plan import PIPE_COLUMNS, missing_extra
+from isthmus_cli.progress import working
 from isthmus_shared.errors import ConfigInvalid
 
 if TYPE_CHECKING:
@@ -37,8 +39,9 @@ def reproduce(
         try:
             raise missing_extra(error) from error
         except ConfigInvalid as invalid:
-            fail(invalid)
-    found = run(seed=seed)
+            fail(invalid, Exit.INVALID)
+    with working("simulating") as shown:
+        found = run(seed=seed, on_step=shown.step)
     if as_json:
         sys.stdout.buffer.write(reproduction_bytes(found))
     else:

@@ -20,6 +20,7 @@ MAX_PROBLEMS = 10
 """Shown at once; a file with more is better read from its top."""
 
 Engine = Literal["reference", "sim", "vllm"]
+Mode = Literal["disaggregated", "aggregated", "auto"]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
 """Becomes part of bus subjects, file names and metrics, hence the narrow alphabet."""
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
@@ -45,7 +46,7 @@ class IngressSpec(_Spec):
 
 
 class PlannerSpec(_Spec):
-    mode: Literal["disaggregated", "aggregated", "auto"] = "disaggregated"
+    mode: Mode = "disaggregated"
     env: dict[EnvName, str] = {}
 
 

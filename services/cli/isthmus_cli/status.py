@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from isthmus_cli.readiness import cluster_view
 from isthmus_cli.state import ClusterState
 from isthmus_shared.bus.nats import NatsBus
-from isthmus_shared.messages.health import ClusterView
+from isthmus_shared.messages.health import ClusterView, Foreseen
 
 MIB = 1024 * 1024
 CONNECT_S = 5.0
@@ -24,21 +24,21 @@ async def fetch(bus_url: str) -> ClusterView:
         return await cluster_view(bus)
 
 
-def as_json(cluster: ClusterState | None, view: ClusterView) -> str:
-    fields: dict[str, Any] = {"view": view.model_dump(mode="json")}
+def as_fields(cluster: ClusterState | None, view: ClusterView | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"view": None if view is None else view.model_dump(mode="json")}
     if cluster is not None:
         fields["cluster"] = cluster.model_dump(mode="json")
-    return json.dumps(fields, indent=1)
+    return fields
 
 
-def show(console: Console, cluster: ClusterState | None, view: ClusterView) -> None:
+def tables(cluster: ClusterState | None, view: ClusterView) -> list[RenderableType]:
+    shown: list[RenderableType] = []
     if cluster is not None:
-        console.print(f"[bold]{cluster.model}[/] at {cluster.http_url}/v1", highlight=False)
-    console.print(_workers(view))
-    console.print(_relays(view))
-    console.print(_ingresses(view))
+        shown.append(Text.assemble((cluster.model, "bold"), f" at {cluster.http_url}/v1"))
+    shown += [_workers(view), _relays(view), _ingresses(view)]
     if cluster is not None:
-        console.print(_processes(cluster))
+        shown.append(_processes(cluster))
+    return shown
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -84,10 +84,22 @@ def _relays(view: ClusterView) -> Table:
 
 
 def _ingresses(view: ClusterView) -> Table:
-    table = _table("ingresses", "id", "state", "address", "in flight")
+    table = _table("ingresses", "id", "state", "address", "in flight", "TTFT p50", "predicted", "ITL p50", "predicted")
     for beat in view.ingresses:
-        table.add_row(beat.ingress_id, beat.state.value, beat.http_address or "", str(beat.requests_in_flight))
+        cells = (beat.ingress_id, beat.state.value, beat.http_address or "", str(beat.requests_in_flight))
+        table.add_row(*cells, *_foreseen(beat.ttft), *_foreseen(beat.itl))
     return table
+
+
+def _foreseen(latency: Foreseen | None) -> tuple[str, str]:
+    """Actual, and predicted with the median of the requests' errors."""
+    if latency is None:
+        return "–", "–"
+    return _ms(latency.actual_p50_s), f"{_ms(latency.predicted_p50_s)} (off {latency.error:.0%})"
+
+
+def _ms(time_s: float) -> str:
+    return f"{time_s * 1e3:.3g} ms" if time_s < 1 else f"{time_s:.2f} s"
 
 
 def _processes(cluster: ClusterState) -> Table:

@@ -39,6 +39,9 @@ class IngressConfig(ServiceConfig):
         le=3600,
         description="How long a request that has lost a worker waits for another, or for that one to start again",
     )
+    itl_target_s: float = Field(
+        default=0.0, ge=0, le=60, description="A longer wait between two tokens is counted by cause; 0: no such target"
+    )
     max_in_flight: int = Field(
         default=2048, ge=1, le=100_000, description="Choices in progress; more are refused (429)"
     )

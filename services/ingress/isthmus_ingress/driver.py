@@ -10,6 +10,7 @@ from typing import TypeVar, assert_never
 from structlog.typing import FilteringBoundLogger
 
 from isthmus_ingress.cancels import Cancels
+from isthmus_ingress.itl_ledger import ItlLedger
 from isthmus_ingress.outbox import Outbox
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import (
@@ -22,6 +23,7 @@ from isthmus_ingress.saga_types import (
     Effect,
     End,
     Event,
+    Output,
     Replanned,
     Routed,
     RouteFailed,
@@ -33,7 +35,7 @@ from isthmus_ingress.saga_types import (
 )
 from isthmus_shared.bus.port import Bus
 from isthmus_shared.errors import IsthmusError, ProtocolViolation
-from isthmus_shared.ids import RequestId, TransferId
+from isthmus_shared.ids import Incarnation, RequestId, TransferId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.route import Route, RouteReply, RouteRequest
@@ -41,7 +43,9 @@ from isthmus_shared.messages.work import (
     Ack,
     Cancel,
     SamplingParams,
+    SequenceEvent,
     StartDecode,
+    StepFacts,
     SubmitDecode,
     SubmitPrefill,
     SubmitReply,
@@ -81,6 +85,8 @@ class Deps:
     metrics: Metrics
     log: FilteringBoundLogger
     tracing: Tracing = field(default_factory=NullTracing)
+    itl_target_s: float = 0.0
+    """Between two tokens of a stream; 0 is none."""
 
 
 class RunningSaga:
@@ -106,6 +112,7 @@ class RunningSaga:
         self.route: Route | None = None
         """The latest."""
         self._timer: asyncio.TimerHandle | None = None
+        self._ledger = ItlLedger(target_s=deps.itl_target_s)
 
     def start(self) -> None:
         self.feed(Begin())
@@ -120,6 +127,25 @@ class RunningSaga:
             self._on_end(self)
         elif not self.saga.over and (self._timer is None or self.saga.wake_at_s < self._timer.when()):
             self._arm()
+
+    def take(self, incarnation: Incarnation, event: SequenceEvent, step: StepFacts | None) -> None:
+        """A worker's event, and what it says of the step behind it."""
+        known = len(self.saga.output)
+        self.feed(Output(incarnation, event))
+        tokens = len(self.saga.output) - known
+        if tokens == 0:
+            return
+        late = self._ledger.take(self._loop.time(), tokens, incarnation, step)
+        if late is not None:
+            self._deps.metrics.itl_excursions.labels(late.cause).inc()
+            self._deps.log.debug(
+                "itl.excursion",
+                request_id=self.work.request_id,
+                output_index=known,
+                cause=late.cause.value,
+                itl_s=round(late.itl_s, 6),
+                median_s=round(late.median_s, 6),
+            )
 
     def _arm(self) -> None:
         if self._timer is not None:

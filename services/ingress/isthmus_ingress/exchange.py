@@ -189,6 +189,7 @@ class Exchange:
             route = self._sagas[choice].route
             if route is not None:
                 self._metrics.request_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
+                self._hub.recent.first_token(now_s - self._received_s, route.predicted.ttft_p50_s)
         if last_s is not None:
             self._metrics.inter_token_latency_seconds.observe((now_s - last_s) / max(1, tokens))
         else:
@@ -219,6 +220,9 @@ class Exchange:
         if first_s is not None and last_s is not None and choice.tokens > 1:
             mean_s = (last_s - first_s) / (choice.tokens - 1)
             self._metrics.request_time_per_output_token_seconds.observe(mean_s)
+            route = self._sagas[choice.index].route
+            if self.finished and route is not None:
+                self._hub.recent.inter_token(mean_s, route.predicted.itl_p50_s)
 
 
 def _channels(prepared: Prepared, text: ModelText) -> Channels | None:

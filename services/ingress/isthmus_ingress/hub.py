@@ -7,8 +7,9 @@ import asyncio
 from structlog.typing import FilteringBoundLogger
 
 from isthmus_ingress.driver import RunningSaga
+from isthmus_ingress.recent import RecentLatencies
 from isthmus_ingress.roster import Roster
-from isthmus_ingress.saga_types import BusBack, Event, Output, WorkerGone
+from isthmus_ingress.saga_types import BusBack, Event, WorkerGone
 from isthmus_shared.bus.port import Bus, Subscription
 from isthmus_shared.errors import ProtocolViolation
 from isthmus_shared.ids import RequestId
@@ -31,6 +32,7 @@ class Hub:
         self, bus: Bus, events_subject: str, roster: Roster, metrics: Metrics, log: FilteringBoundLogger
     ) -> None:
         self.roster = roster
+        self.recent = RecentLatencies()
         self.ready = asyncio.Event()
         """Set once everything is subscribed."""
         self.knows_model = asyncio.Event()
@@ -76,7 +78,7 @@ class Hub:
             for event in step.events:
                 saga = self._sagas.get(event.request_id)
                 if saga is not None:
-                    saga.feed(Output(incarnation, event))
+                    saga.take(incarnation, event, step.step)
 
     async def _read_beats(self, beats: Subscription) -> None:
         loop = asyncio.get_running_loop()

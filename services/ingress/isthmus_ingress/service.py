@@ -91,7 +91,14 @@ class Ingress:
     def _frontend(self, preparer: Preparer, work: asyncio.TaskGroup) -> Frontend:
         config, runtime = self.config, self.runtime
         deps = Deps(
-            runtime.bus, self.events_subject, work, self._cancels, runtime.metrics, runtime.log, runtime.tracing
+            runtime.bus,
+            self.events_subject,
+            work,
+            self._cancels,
+            runtime.metrics,
+            runtime.log,
+            runtime.tracing,
+            config.itl_target_s,
         )
         limits = Limits(config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight)
         return Frontend(preparer, self.hub, deps, limits, lambda: not runtime.stopping.is_set())
@@ -131,6 +138,8 @@ class Ingress:
             ingress_id=IngressId(self.config.id),
             events_subject=self.events_subject,
             requests_in_flight=self.hub.running,
+            ttft=self.hub.recent.ttft,
+            itl=self.hub.recent.itl,
         )
 
     def _workers_problem(self) -> str | None:

@@ -19,7 +19,7 @@ from isthmus_shared.messages.health import (
     WorkerLoad,
     WorkerLost,
 )
-from isthmus_shared.messages.work import Cancel, SequenceEvent, WorkerRef
+from isthmus_shared.messages.work import Cancel, SequenceEvent, StepFacts, WorkerRef
 from isthmus_shared.runtime import ServiceRuntime
 from isthmus_worker.attachment import Attachment
 from isthmus_worker.config import WorkerConfig
@@ -29,7 +29,7 @@ from isthmus_worker.ports import RelayConnect
 from isthmus_worker.roles import RoleHandlers, refuse_ack
 from isthmus_worker.sender import EventSender
 from isthmus_worker.sessions import Sessions
-from isthmus_worker.step_log import StepLog
+from isthmus_worker.step_log import StepCounter, StepLog
 from isthmus_worker.watch import SWEEP_S, enforce_deadlines, ingress_beat, sweep_ingresses
 
 STOPPED = Fault(
@@ -56,6 +56,8 @@ class WorkerHost:
         self._attached: dict[Role, list[asyncio.Task[None]]] = {}
         self._attachment = Attachment(connect, runtime.log)
         self._step_log = StepLog()
+        self._step: StepFacts | None = None
+        """Behind the events that are about to be published."""
         self._pace = Pace(engine, self._attachment, itl_target_s=config.itl_target_s)
         self._sender = EventSender(runtime.bus, runtime.log)
         self.worker = WorkerRef(worker_id=config.id, incarnation=runtime.incarnation, node_id=config.node_id)
@@ -156,15 +158,19 @@ class WorkerHost:
     async def _pump(self) -> None:
         """The engine's reports to their ingresses, in order."""
         metrics = self._runtime.metrics
+        loop = asyncio.get_running_loop()
+        counter = StepCounter(started_s=loop.time())
         async for report in self._engine.steps():
             phase = "decode" if report.decode_sequences else "prefill"
             metrics.engine_steps.labels(phase).inc()
             metrics.engine_step_seconds.labels(phase).observe(report.step_s)
             metrics.engine_tokens.labels("prefill").inc(report.prefill_tokens)
             metrics.engine_tokens.labels("decode").inc(report.decode_sequences)
+            self._step = counter.facts(report, now_s=loop.time())
             await self.sessions.take_report(report)
+            self._step = None
             if self._info is not None:
-                self._pace.step(report, self._info, now_s=asyncio.get_running_loop().time())
+                self._pace.step(report, self._info, now_s=loop.time())
                 held = self._info.kv_blocks_total - self._engine.load().kv_blocks_free
                 self._step_log.note(report, held * self._info.kv_block_tokens)
         await self.sessions.fail(self.sessions.requests.everything(), ENGINE_FAILED)
@@ -199,7 +205,7 @@ class WorkerHost:
         """One message per ingress and step."""
         max_bytes = self._runtime.bus.max_payload_bytes
         for subject, of_subject in by_subject(events).items():
-            for data in encoded(self.worker, of_subject, max_bytes, self._oversized):
+            for data in encoded(self.worker, of_subject, max_bytes, self._oversized, self._step):
                 self._sender.put(subject, data)
 
     def _oversized(self, event: SequenceEvent) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from isthmus_shared.messages.work import SequenceEvent, StepEvents, WorkerRef
+from isthmus_shared.messages.work import SequenceEvent, StepEvents, StepFacts, WorkerRef
 
 Addressed = tuple[str, SequenceEvent]
 """An event and the subject of the ingress that waits for it."""
@@ -18,10 +18,14 @@ def by_subject(events: Iterable[Addressed]) -> dict[str, list[SequenceEvent]]:
 
 
 def encoded(
-    worker: WorkerRef, events: list[SequenceEvent], max_bytes: int, oversized: Callable[[SequenceEvent], None]
+    worker: WorkerRef,
+    events: list[SequenceEvent],
+    max_bytes: int,
+    oversized: Callable[[SequenceEvent], None],
+    step: StepFacts | None = None,
 ) -> Iterator[bytes]:
     """The events as messages of at most `max_bytes`, in order. One event that is too big alone goes to `oversized`."""
-    data = StepEvents(worker=worker, events=tuple(events)).encode()
+    data = StepEvents(worker=worker, events=tuple(events), step=step).encode()
     if len(data) <= max_bytes:
         yield data
         return
@@ -29,5 +33,5 @@ def encoded(
         oversized(events[0])
         return
     middle = len(events) // 2
-    yield from encoded(worker, events[:middle], max_bytes, oversized)
-    yield from encoded(worker, events[middle:], max_bytes, oversized)
+    yield from encoded(worker, events[:middle], max_bytes, oversized, step)
+    yield from encoded(worker, events[middle:], max_bytes, oversized, step)

@@ -6,7 +6,28 @@ from collections import deque
 
 from isthmus_shared.engines.port import StepReport
 from isthmus_shared.messages.health import MAX_STEP_SAMPLES, StepSample
-from isthmus_shared.messages.work import MAX_COUNT
+from isthmus_shared.messages.work import MAX_COUNT, StepFacts
+
+
+class StepCounter:
+    """What the ingresses are told of each step, with its tokens."""
+
+    def __init__(self, *, started_s: float) -> None:
+        self._started_s, self._number = started_s, 0
+
+    def facts(self, report: StepReport, *, now_s: float) -> StepFacts | None:
+        """Call once for each report, in order; None for one that is no step."""
+        if report.step_s <= 0:
+            return None
+        self._number += 1
+        return StepFacts(
+            number=self._number,
+            ended_s=max(0.0, now_s - self._started_s),
+            step_s=report.step_s,
+            decode_sequences=report.decode_sequences,
+            prefill_tokens=report.prefill_tokens,
+            kv_loads=report.kv_loads,
+        )
 
 
 class StepLog:

@@ -246,6 +246,7 @@ class BatchingEngine:
             step_s=took_s,
             prefill_tokens=prefill_tokens,
             decode_sequences=batch.decode_sequences,
+            kv_loads=batch.kv_loads,
         )
         self._speed.note(report)
         if outputs:

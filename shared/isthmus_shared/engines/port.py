@@ -91,6 +91,8 @@ class StepReport:
     step_s: float
     prefill_tokens: int
     decode_sequences: int
+    kv_loads: int = 0
+    """Sequences whose KV was copied in, where the engine knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,3 +121,7 @@ class Batch:
     @property
     def decode_sequences(self) -> int:
         return sum(not work.prefill for work in self.works)
+
+    @property
+    def kv_loads(self) -> int:
+        return sum(work.load for work in self.works)

@@ -121,12 +121,26 @@ class RelayRates(WireMessage):
     """After so long without another, the relay's own setting holds again: the planner may die."""
 
 
+class Foreseen(Part):
+    """A latency of an ingress' latest requests, beside what the planner predicted when it routed them: medians."""
+
+    requests: int
+    actual_p50_s: float = Field(ge=0)
+    predicted_p50_s: float = Field(ge=0)
+    error: float = Field(ge=0)
+    """Of |predicted / actual - 1|, request by request."""
+
+
 class IngressHeartbeat(_Heartbeat):
     KIND: ClassVar[str] = "ingress_heartbeat"
 
     ingress_id: IngressId
     events_subject: str
     requests_in_flight: int
+    ttft: Foreseen | None = None
+    """From receipt to the first token. None until a request had one."""
+    itl: Foreseen | None = None
+    """Mean over an answer's tokens. None until an answer of more than one token has ended."""
 
 
 class PlannerHeartbeat(_Heartbeat):

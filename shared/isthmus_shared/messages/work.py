@@ -178,6 +178,21 @@ class SequenceEvent(Part):
     cached_tokens: int = 0
 
 
+class StepFacts(Part):
+    """The engine step behind some events, so that an ingress can say why a token was late."""
+
+    number: int = Field(ge=0)
+    """Of the steps that gave output in this life of the worker: where two of a stream's tokens are more than one
+    apart, it was left out in between."""
+    ended_s: float = Field(ge=0)
+    """Since the worker's start, by its own clock: only differences mean anything to others."""
+    step_s: float = Field(ge=0)
+    decode_sequences: int = Field(ge=0)
+    prefill_tokens: int = Field(ge=0)
+    kv_loads: int = Field(default=0, ge=0)
+    """Sequences whose KV was copied into the cache in this step."""
+
+
 class StepEvents(WireMessage):
     """One message per step and ingress. `output_index` lets the ingress see a gap or a duplicate in any stream."""
 
@@ -185,3 +200,5 @@ class StepEvents(WireMessage):
 
     worker: WorkerRef
     events: tuple[SequenceEvent, ...] = Field(min_length=1)
+    step: StepFacts | None = None
+    """None for what no step gave: a failure, a cancellation."""

@@ -12,7 +12,7 @@ import pytest
 from isthmus_shared.bus.port import BusMessage
 from isthmus_shared.ids import Incarnation
 from isthmus_shared.messages import subjects
-from isthmus_shared.messages.health import ClusterView
+from isthmus_shared.messages.health import ClusterView, IngressHeartbeat
 from isthmus_testing.ingress import ingress_stack
 from isthmus_testing.waiting import eventually
 
@@ -58,6 +58,25 @@ async def test_the_state_tells_of_requests_but_not_what_they_say(folder: Path) -
         assert after["latency"]["ttft"]["count"][-1] == 1
         assert after["latency"]["predicted_ttft"]["count"][-1] == 1
         assert after["latency"]["ttft"]["le"][-1] is None
+
+
+async def test_a_heartbeat_tells_latencies_of_answers_that_ended_beside_what_was_predicted(folder: Path) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 300, "ignore_eos": True}
+    async with ingress_stack(folder, "x" * 400, step_s=0.05) as (ingress, _, broker), http_of(ingress) as http:
+        asking = asyncio.ensure_future(http.post(CHAT, json=body))
+        await eventually(lambda: any(len(saga.saga.output) > 2 for saga in ingress.hub.sagas), what="tokens")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await eventually(lambda: ingress.hub.running == 0, what="the end of the request")
+        assert ingress.hub.recent.itl is None, "one that was broken off says little about its pace"
+        assert (await http.post(CHAT, json={**body, "max_tokens": 8})).status_code == 200
+        async with asyncio.timeout(10), broker.client("reader").subscribe(subjects.HEARTBEAT_INGRESS) as beats:
+            async for message in beats:
+                told = IngressHeartbeat.decode(message.data)
+                if told.itl is not None and told.ttft is not None:
+                    break
+        assert (told.ttft.requests, told.itl.requests) == (2, 1)
+        assert told.itl.actual_p50_s >= 0.04, "seven steps of 0.05 s, of which the first may come with the second"
 
 
 async def test_without_a_planner_the_state_says_so_and_keeps_the_last_view(folder: Path) -> None:

@@ -17,7 +17,10 @@ async def test_each_pair_of_relays_is_tested_and_nothing_stays(tmp_path: Path) -
         running(daemon_settings(tmp_path, "a", **ROOMY)) as a,
         running(daemon_settings(tmp_path, "b", **ROOMY)) as b,
     ):
-        findings = await check_pairs({"a": tmp_path / "a.sock", "b": tmp_path / "b.sock"})
+        told: list[tuple[str, int, int]] = []
+        sockets = {"a": tmp_path / "a.sock", "b": tmp_path / "b.sock"}
+        findings = await check_pairs(sockets, lambda *step: told.append(step))
+        assert told == [("a → a", 0, 4), ("a → b", 1, 4), ("b → a", 2, 4), ("b → b", 3, 4)]
         assert [(f.check, f.grade) for f in findings] == [("pair", Grade.OK)] * 4
         await eventually(lambda: not a.lost and a.daemon.stats().clients == b.daemon.stats().clients == 0)
 
@@ -27,7 +30,7 @@ async def test_relays_that_do_not_trust_each_other_and_one_that_is_gone_are_name
         running(daemon_settings(tmp_path, "a", **ROOMY)),
         running(daemon_settings(tmp_path, "b", secret=b"another secret of theirs", **ROOMY)),
     ):
-        findings = await check_pairs({name: tmp_path / f"{name}.sock" for name in ("a", "b", "gone")})
+        findings = await check_pairs({name: tmp_path / f"{name}.sock" for name in ("a", "b", "gone")}, lambda *_: None)
         wrong = {(f.check, f.what.partition(":")[0]) for f in findings if f.grade is Grade.ERROR}
         assert wrong == {("relay", "the relay of gone"), ("pair", "a → b"), ("pair", "b → a")}
         assert all(f.mend for f in findings if f.grade is Grade.ERROR)

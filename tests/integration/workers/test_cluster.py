@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -310,6 +311,10 @@ async def test_a_routed_request_crosses_and_gives_the_tokens_of_an_aggregated_on
         assert tokens == await alone(stack, decoder.host.worker)
         assert decoder.host.sessions.idle.is_set()
         (transfer,) = stack.hub.transfers.values()
+        told = [message.step for message in stack.messages if message.worker == decoder.host.worker and message.step]
+        assert [step.kv_loads for step in told[:2]] == [1, 0], "the first step here took the KV in"
+        assert [step.number for step in told] == list(range(1, len(told) + 1))
+        assert all(before.ended_s <= after.ended_s for before, after in pairwise(told))
         assert (transfer.sealed, transfer.released) == (True, True)
 
 

@@ -166,8 +166,9 @@ class SlowableRunner:
 
     async def execute(self, batch: Batch) -> StepResult:
         step = await self._inner.execute(batch)
-        await asyncio.sleep(step.took_s * (self.slowness - 1))
-        return dataclasses.replace(step, took_s=step.took_s * self.slowness)
+        took_s = step.took_s * self.slowness  # it may change while we sleep
+        await asyncio.sleep(took_s - step.took_s)
+        return dataclasses.replace(step, took_s=took_s)
 
 
 class FencedRole:

@@ -48,8 +48,26 @@ def test_drift_of_schemas_is_found_and_says_what_to_run(tmp_path: Path) -> None:
     assert done.returncode == 1
     for part in ("make schemas", "ack.json: differs", "cancel.json: missing", "old_message.json: no such message"):
         assert part in done.stdout
-    assert run("gen_schemas.py", "--folder", str(folder)).returncode == 0
-    assert run("gen_schemas.py", "--check", "--folder", str(folder)).returncode == 0
+    page = tmp_path / "messages.md"
+    where = ("--folder", str(folder), "--page", str(page))
+    assert run("gen_schemas.py", *where).returncode == 0
+    assert run("gen_schemas.py", "--check", *where).returncode == 0
+    page.write_text(page.read_text().replace("`transfer_id`", "`transfer`", 1))
+    done = run("gen_schemas.py", "--check", *where)
+    assert done.returncode == 1
+    assert "messages.md: differs" in done.stdout
+
+
+def test_the_message_page_has_every_message_field_and_its_meaning() -> None:
+    page = (ROOT / "docs" / "messages.md").read_text()
+    for kind, message in all_messages().items():
+        section = page.partition(f"\n### {kind}\n")[2].partition("\n### ")[0]
+        assert section, kind
+        for field in message.model_fields:
+            assert f"| `{field}` |" in section, f"{kind}.{field}"
+    assert "None: aggregated; the worker prefills the prompt itself" in page
+    for target in re.findall(r"\]\(#([^)]+)\)", page):
+        assert re.search(rf"^### {target}$", page, re.MULTILINE | re.IGNORECASE), target
 
 
 def test_drift_of_the_configuration_page_is_found(tmp_path: Path) -> None:

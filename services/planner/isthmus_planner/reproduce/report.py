@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +21,13 @@ CAUTION = (
     "A fitted mechanism is not a proven cause: its constant was chosen so that these figures come out. "
     "Others may fit as well, and the report publishes none of what would tell them apart."
 )
+
+OnStep = Callable[[str, int, int], None]
+"""What is simulated now, how many simulations were before it, and how many there are."""
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    return
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +74,24 @@ class Reproduction:
         return all(check.holds for check in (*self.checks, *self.deepseek_checks))
 
 
-def reproduce(*, seed: int = 0, ablations: bool = True) -> Reproduction:
+def reproduce(*, seed: int = 0, ablations: bool = True, on_step: OnStep = _silent) -> Reproduction:
     """Seconds once the simulator is compiled."""
     reports, known = published(), constants()
     report, fitted = reports.cross_vendor, known.cross_fitted
+    mechanisms = MECHANISMS if ablations else ()
+    steps = 2 + len(mechanisms)
+    on_step("the cross-vendor report", 0, steps)
     run = run_cross_vendor(report, known.cross_known, fitted, seed)
     switched = []
-    for mechanism in MECHANISMS if ablations else ():
+    for number, mechanism in enumerate(mechanisms, 1):
+        on_step(f"without {mechanism}", number, steps)
         without = run_cross_vendor(report, known.cross_known, fitted.without(mechanism), seed)
         found = cross_vendor_checks(report, without)
         lost = tuple(f"{check.case}: {check.says}" for check in found if not check.holds)
         switched.append(
             Ablation(mechanism, without.e2el_geometric_mean, without.tps_geometric_mean, len(found) - len(lost), lost)
         )
+    on_step("the DeepSeek-R1 case", steps - 1, steps)
     deepseek = run_deepseek(reports.deepseek, known.deepseek, known.deepseek.fitted.interference, seed)
     return Reproduction(
         published=reports,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import Any
 
 from isthmus_planner.cost.calibration import calibrate, codec, evaluation, report
 from isthmus_planner.cost.calibration.evaluation import Errors, HeldOut
@@ -66,6 +67,19 @@ class Session:
         if self._fit == NONE and self._beyond:
             lines += ["", f"{len(self._beyond)} of them lie beyond what those constants were measured on."]
         return "\n".join(lines) + "\n"
+
+    def facts(self) -> dict[str, Any]:
+        """The summary as plain values: mean relative errors by quantity, of pairs and of groups."""
+        title, errors = self._errors()
+        return {
+            "measurements": sum(map(len, self._groups.values())),
+            "groups": len(self._groups),
+            "left_out": dict(Counter(each.why for each in self._left_out)),
+            "judged": title,
+            "beyond_measured": len(self._beyond) if self._fit == NONE else 0,
+            "errors": {name: each.means() for name, each in evaluation.pooled(errors).items()},
+            "errors_by_group": {str(key): each.means() for key, each in errors.items()},
+        }
 
     def constants_yaml(self) -> str:
         if self._fit != ALL:

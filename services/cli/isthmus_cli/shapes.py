@@ -1,0 +1,135 @@
+"""What each command's --json prints. `tools/gen_cli_docs.py` shows it; tests hold it against what is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    form: str
+    """One object, a list of objects, or one object a line."""
+    fields: Mapping[str, str]
+    """Name (with `?` where it may be missing) → meaning."""
+
+    def problems(self, given: Mapping[str, object]) -> list[str]:
+        """How one object differs from what is documented."""
+        known = {name.rstrip("?") for name in self.fields}
+        missing = {name for name in self.fields if not name.endswith("?")} - set(given)
+        return [f"{name} is missing" for name in sorted(missing)] + [
+            f"{name} is not documented" for name in sorted(set(given) - known)
+        ]
+
+
+LINES, LIST, OBJECT = "one object a line", "a list of objects", "one object"
+_STATUS = {
+    "view": "what the planner knows: [ClusterView](../schemas/cluster_view.json); null while nothing was heard",
+    "cluster?": "from the state folder: model, addresses, processes with pid, restarts and log; not with --bus-url",
+}
+
+SHAPES: Mapping[str, Shape] = {
+    "up": Shape(
+        LINES,
+        {
+            "event": "`model.making`, `process.started`, `process.ready`, `process.ended`, `process.killed`, `ready`, "
+            "`stopping`, `failed`, `stopped`",
+            "text": "the same as a sentence",
+            "name?": "of the process",
+            "kind?": "`nats`, `planner`, `relay`, `worker`, `ingress`",
+            "pid?": "of the process, or with `ready` of the supervisor; null when it ended",
+            "log?": "its file",
+            "http_url?": "with `ready`",
+            "bus_url?": "with `ready`",
+            "model?": "with `ready`: its name for clients",
+            "code?": "with `failed`: the error's",
+        },
+    ),
+    "status": Shape(OBJECT, _STATUS),
+    "status --watch": Shape(
+        LINES,
+        {
+            "at": "wall clock, ISO 8601, UTC",
+            "problem": "why the view is not of now; null when it is",
+            "age_s": "of the view, seconds",
+            **_STATUS,
+        },
+    ),
+    "chat": Shape(
+        LINES,
+        {
+            "model": "that was asked",
+            "content": "the answer",
+            "finish_reason": "`stop` or `length`",
+            "usage": "`prompt_tokens`, `completion_tokens`, `total_tokens`, as the OpenAI API has them",
+        },
+    ),
+    "down": Shape(
+        OBJECT,
+        {"stopped": "true", "supervisor_pid": "of the `isthmus up` that ended", "logs": "the folder that is left"},
+    ),
+    "doctor": Shape(
+        LIST,
+        {
+            "check": "what was looked at",
+            "grade": "`ok`, `warning`, `error`",
+            "what": "what was found",
+            "mend": "the command or setting that mends it; empty when there is nothing to mend",
+        },
+    ),
+    "bench relay": Shape(
+        OBJECT,
+        {
+            "machine": "CPUs, kernel, Python, load",
+            "transfers": "by contender: every round's series (GB/s, latencies, CPU) by workload",
+            "hand_overs": "within a node: bytes, p50 and p99 in seconds",
+            "paced": "rates asked for and measured, bytes per second",
+            "bursts": "how evenly a paced lane sends",
+        },
+    ),
+    "calibrate": Shape(
+        OBJECT,
+        {
+            "measurements": "that were used",
+            "groups": "accelerator, model, engine, precision, kind of layout",
+            "left_out": "reason → count",
+            "judged": "what the errors are of",
+            "beyond_measured": "with --fit none: measurements beyond what the constants were measured on",
+            "errors": "accelerator and model → quantity → mean relative error",
+            "errors_by_group": "the same by group",
+        },
+    ),
+    "plan": Shape(
+        OBJECT,
+        {
+            "format": "`isthmus-plan/1`; the same bytes for the same inputs and seed",
+            "seed": "of the simulations",
+            "model": "its name",
+            "objective": "`throughput`, `price` or `both`",
+            "wanted_requests_per_s": "the workload's; null where it names none",
+            "targets": "`ttft_s` and `itl_s`, seconds; null where there is none",
+            "mix": "mean lengths, of all requests and of each kind",
+            "verdict": "one sentence",
+            "reasons": "sentences",
+            "recommended": "the plan: servers by role, p50 and p90 of its figures, what the simulator found",
+            "aggregated": "the best without a crossing; null where there is none",
+            "disaggregated": "the best in which every request crosses; null where there is none",
+            "fractional": "the optimum with servers divided between roles",
+            "pareto": "plans from cheap to fast; empty where a price is unknown",
+            "one_more": "what one more server of each type would bring",
+            "settings": "of decode replicas that receive KV; null where nothing crosses",
+            "node_types": "each type in each role: layout, constants and where they are from",
+        },
+    ),
+    "reproduce": Shape(
+        OBJECT,
+        {
+            "format": "`isthmus-reproduce/1`; the same bytes for the same seed",
+            "seed": "of the simulations",
+            "holds": "whether every statement is met",
+            "caution": "what a fit is worth",
+            "cross_vendor": "cells, checks, ablations, fitted constants",
+            "deepseek": "checks, fitted and assumed constants",
+        },
+    ),
+}

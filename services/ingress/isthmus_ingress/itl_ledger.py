@@ -1,0 +1,109 @@
+"""Why a stream's token was late: one ledger per stream. Pure; the rule is told in docs/tracing.md.
+
+A gap is an excursion when it is above the target, or above twice the median of the stream's latest gaps and at least
+`FLOOR_S` above it. Its time is divided into what passed at the worker within the step, at the worker outside it, and
+on the bus; the largest excess names the cause.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+from isthmus_shared.ids import Incarnation
+from isthmus_shared.messages.work import StepFacts
+
+WINDOW = 32
+"""Gaps that the median is of: about a second of a stream, so that it follows the load."""
+LEAST_GAPS = 8
+"""Before a median means anything."""
+RENEW_EVERY = 8
+"""Gaps between two computations of the median, which would otherwise cost each token a sort."""
+RATIO = 2.0
+FLOOR_S = 0.005
+"""Some ticks of a production loop's clock, which counts whole milliseconds."""
+
+
+class Cause(StrEnum):
+    HANDOVER = "handover"
+    """The two tokens came from different workers: the request's own KV crossed, or it was planned anew."""
+    TRANSFER = "transfer"
+    """The step copied other sequences' KV in."""
+    HEADROOM = "headroom"
+    """The worker made steps without this sequence: it had no room for it."""
+    BATCH = "batch"
+    """The step held prefill, or more sequences than the one before."""
+    STEP = "step"
+    """The step took longer by itself."""
+    HOST = "host"
+    """The worker did something else between two steps."""
+    BUS = "bus"
+    """The worker was in time; the message, or its reader here, was not."""
+    UNKNOWN = "unknown"
+    """The worker said nothing of its steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excursion:
+    cause: Cause
+    itl_s: float
+    median_s: float
+    """0 while there is none yet."""
+
+
+class ItlLedger:
+    def __init__(self, *, target_s: float = 0.0) -> None:
+        """`target_s`: 0 is no target."""
+        self._target_s = target_s
+        self._gaps: deque[float] = deque(maxlen=WINDOW)
+        self._seen = 0
+        self._median_s = 0.0
+        self._at_s: float | None = None
+        self._worker: Incarnation | None = None
+        self._step: StepFacts | None = None
+
+    def take(self, at_s: float, tokens: int, worker: Incarnation, step: StepFacts | None) -> Excursion | None:
+        """`tokens` > 0 have come at `at_s`. What was late about them, if anything was."""
+        last_s, last_worker, last_step = self._at_s, self._worker, self._step
+        self._at_s, self._worker, self._step = at_s, worker, step
+        if last_s is None:
+            return None
+        gap_s, median_s = at_s - last_s, self._median_s
+        itl_s = gap_s / tokens
+        if worker == last_worker:  # a hand-over says nothing about what is usual
+            self._note(itl_s)
+        above_usual = median_s > 0 and itl_s > RATIO * median_s and itl_s - median_s >= FLOOR_S
+        if not above_usual and not 0 < self._target_s < itl_s:
+            return None
+        if worker != last_worker:
+            cause = Cause.HANDOVER
+        elif step is None or last_step is None:
+            cause = Cause.UNKNOWN
+        else:
+            usual_s = min((bound_s for bound_s in (median_s, self._target_s) if bound_s), default=0.0)
+            cause = _cause(gap_s, step, last_step, usual_s=usual_s * tokens)
+        return Excursion(cause, itl_s, median_s)
+
+    def _note(self, itl_s: float) -> None:
+        self._gaps.append(itl_s)
+        self._seen += 1
+        if self._seen >= LEAST_GAPS and self._seen % RENEW_EVERY == 0:
+            self._median_s = statistics.median(self._gaps)
+
+
+def _cause(gap_s: float, step: StepFacts, last: StepFacts, *, usual_s: float) -> Cause:
+    """Of a gap between two steps of one worker. `usual_s`: what a step of it may well take."""
+    worker_s = max(0.0, step.ended_s - last.ended_s)
+    within_s = step.step_s - usual_s
+    outside_s = worker_s - step.step_s
+    bus_s = gap_s - worker_s
+    if bus_s >= max(within_s, outside_s):
+        return Cause.BUS
+    if outside_s > within_s:
+        return Cause.HEADROOM if step.number > last.number + 1 else Cause.TRANSFER if step.kv_loads else Cause.HOST
+    if step.kv_loads:
+        return Cause.TRANSFER
+    grew = step.prefill_tokens > 0 or step.decode_sequences > last.decode_sequences
+    return Cause.BATCH if grew else Cause.STEP
