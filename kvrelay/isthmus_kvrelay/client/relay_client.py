@@ -269,6 +269,7 @@ class RelayClient:
         match message:
             case control.SourceAttachedNotice():
                 source.attached(control.unpack_indices(message.slots), message.chunk_bytes)
+                self._rings.pop(source.token or b"", None)
                 source.token = message.token
                 self._rings[message.token] = source
             case control.SourceReadyNotice():

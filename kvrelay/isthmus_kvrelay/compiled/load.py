@@ -17,9 +17,11 @@ _LOOPS = "isthmus_kvrelay.compiled.loops"
 def load_loops() -> ModuleType:
     """Takes half a second, and up to two more when numba has nothing in its cache.
 
-    Raises `ImportError` without numba, `RuntimeError` when it cannot compile, `AttributeError` or `OSError` when a
-    C function is missing.
+    Raises `ImportError` without numba, `RuntimeError` when it cannot or may not compile, `AttributeError` or `OSError`
+    when a C function is missing.
     """
+    if importlib.import_module("numba").config.DISABLE_JIT:
+        raise RuntimeError("NUMBA_DISABLE_JIT is set")  # the loops are nothing but compiled ones
     binding = importlib.import_module("llvmlite.binding")
     errors = importlib.import_module("numba.core.errors")
     for name, address in addresses().items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pickle import UnpicklingError
 from typing import Any
 
 import numba
@@ -34,12 +35,16 @@ _reset = types.ExternalFunction(PREFIX + "xxh3_reset", _I32(_U64, _U64))
 _update = types.ExternalFunction(PREFIX + "xxh3_update", _I32(_U64, _U64, _U64))
 _digest = types.ExternalFunction(PREFIX + "xxh3_digest", _U64(_U64))
 
+_NO_CACHE = (RuntimeError, OSError, EOFError, ValueError, LookupError, AttributeError, ImportError, UnpicklingError)
+"""There is nowhere to keep what is compiled (neither beside this file nor in the user's cache: `RuntimeError`), no room
+there, or what is kept there is damaged, which can raise any of these. It is compiled for this process then."""
+
 
 def _compile(signature: Any, function: Callable[..., int]) -> Callable[..., int]:
     compiled: Callable[..., int]
     try:
         compiled = numba.njit(signature, nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # nowhere to keep it: neither beside this file nor in the user's cache
+    except _NO_CACHE:
         compiled = numba.njit(signature, nogil=True, error_model="numpy")(function)
     return compiled
 

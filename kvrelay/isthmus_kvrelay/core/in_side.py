@@ -240,8 +240,12 @@ class InSide:
             led.count.stale += 1
             return
         flow = self.flows.get(event.key)
-        if flow is None or flow.state is not InState.LANDING or flow.slots[event.chunk] != event.into:
-            return  # revoked while it was being received: quiet now
+        if (
+            flow is None
+            or flow.state is not InState.LANDING
+            or event.into not in flow.slots[event.chunk : event.chunk + 1]
+        ):
+            return  # revoked, or declined, while it was being received: quiet now
         if not event.intact:
             if flow.lane in led.lanes and flow.lane is not None:
                 led.lanes[flow.lane].checksum_failures += 1

@@ -62,7 +62,7 @@ def start_threads(ends: Ends, stream: Stream, number: int) -> list[threading.Thr
     """One thread per direction. They end when the stream is shut down and the queue has given them its None."""
     threads = [
         threading.Thread(target=work, args=(ends, stream), name=f"relay-{way}-{ends.lane}-{number}", daemon=True)
-        for way, work in (("send", _send_all), ("recv", _receive_all))
+        for way, work in (("send", _send_all), ("recv", receive_all))
     ]
     for thread in threads:
         thread.start()
@@ -143,7 +143,7 @@ def _header(ends: Ends, job: SendChunk, flow: bytes) -> bytes:
 # --- receiving
 
 
-def _receive_all(ends: Ends, stream: Stream) -> None:
+def receive_all(ends: Ends, stream: Stream) -> None:
     """The loop hears of what has landed when nothing more waits in the stream, or enough has come together."""
     scratch = memoryview(bytearray(ends.pool.slot_bytes))
     landed: list[Event] = []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 
 UNPACED = b"reno"
-"""The congestion control that every kernel has and lets anybody choose."""
+"""The congestion control that every kernel has, and lets anybody choose unless its administrator has said otherwise."""
 
 
 def tune(sock: socket.socket, host: str) -> None:
@@ -18,4 +19,5 @@ def tune(sock: socket.socket, host: str) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if ipaddress.ip_address(host.partition("%")[0]).is_loopback:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)
+        with contextlib.suppress(OSError):  # net.ipv4.tcp_allowed_congestion_control: then it is the host's, and slower
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)

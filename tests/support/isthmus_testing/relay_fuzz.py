@@ -2,10 +2,13 @@
 
     python -m isthmus_testing.relay_fuzz --seconds 600
 
-Three targets: a client's connection (`Session` over a real core), a lane's control stream (frames good, bent and
-random, into a real core), and chunk headers against a landing table. Whatever comes, the guilty side is closed with a
-typed error or nothing happens; any other exception, an invariant that breaks, or memory that grows without bound is a
-finding. Inputs are mutations of well-formed ones, from a seed that a finding prints.
+Targets: a client's connection and a lane's control stream (frames good, bent and random, into one real core, with
+chunks that land early and late), chunk headers against a landing table, a data stream's trains against the receiving
+thread's code (Python's and the compiled), and a consumer's bell with what its relay says.
+
+Whatever comes, the guilty side is closed with a typed error or nothing happens; any other exception, an invariant that
+breaks, or memory that grows without bound is a finding. Inputs are mutations of well-formed ones, from a seed that a
+finding prints.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from isthmus_kvrelay.transports.landing import LandingTable
 from isthmus_kvrelay.transports.shm import SharedPool
 from isthmus_shared.errors import ProtocolViolation
 from isthmus_shared.ids import Incarnation
+from isthmus_testing.relay_fuzz_streams import compiled, rings, trains
 from isthmus_testing.relay_world import flow
 
 ME, PEER = wire.incarnation_digest(Incarnation("me")), wire.incarnation_digest(Incarnation("peer"))
@@ -66,11 +70,16 @@ WORDS: list[Any] = [
 Payload = dict[str, Any]
 
 
+def some_size(random: Random) -> int:
+    """Often one that the other side names too."""
+    return random.choice([SLOT_BYTES, 3 * SLOT_BYTES, 3 * SLOT_BYTES, random.randrange(5 * SLOT_BYTES)])
+
+
 def client_words(random: Random) -> Payload:
     key = random.choice(KEYS)
     names = {"transfer_id": key.transfer_id, "generation": key.generation}
     cancelled = {"code": "cancelled", "what": "x"}
-    size, seconds = random.randrange(5 * SLOT_BYTES), random.choice([1.0, 60.0])
+    size, seconds = some_size(random), random.choice([1.0, 60.0])
     return random.choice(
         [
             names | {"kind": "open_sink", "total_bytes": size, "manifest": "m", "deadline_s": seconds, "wait_s": 1.0},
@@ -92,7 +101,8 @@ def lane_words(random: Random) -> Payload:
         random.randrange(5).to_bytes(4, "big") + bytes(3) + b"\1" + bytes(7) + b"\1" for _ in range(random.randrange(4))
     )
     fault = {"code": random.choice(["party_lost", "cancelled", "nonsense"]), "what": "x"}
-    opened = {"total_bytes": random.randrange(5 * SLOT_BYTES), "chunk_bytes": SLOT_BYTES, "manifest": "m"}
+    cut = random.choice([SLOT_BYTES, SLOT_BYTES, SLOT_BYTES // 2])
+    opened = {"total_bytes": some_size(random), "chunk_bytes": cut, "manifest": "m"}
     return random.choice(
         [
             names | {"kind": "pull"},
@@ -116,7 +126,7 @@ def client_frame(random: Random) -> bytes:
     if random.random() < 0.5:
         indices = tuple(random.randrange(4) for _ in range(random.randrange(4)))
         return hot.FilledNotice(*key, control.pack_indices(indices)).packed()
-    size, seconds, pull = random.randrange(5 * SLOT_BYTES), random.choice([1.0, 60.0, 0.0, float("nan")]), 1
+    size, seconds, pull = some_size(random), random.choice([1.0, 60.0, 0.0, float("nan")]), 1
     peer = "127.0.0.1:1", size, "m", seconds, random.choice([pull, 2, 3]), random.randrange(100)
     return hot.OpenSourceRequest(*key, Incarnation(random.choice(["peer", "me"])), *peer).packed()
 
@@ -126,7 +136,7 @@ def lane_frame(random: Random) -> bytes:
     grants = tuple(
         ev.Grant(random.randrange(5), SlotUse(random.randrange(SLOTS), 1)) for _ in range(random.randrange(4))
     )
-    sizes = random.randrange(5 * SLOT_BYTES), random.choice([SLOT_BYTES, SLOT_BYTES, 1, 0])
+    sizes = some_size(random), random.choice([SLOT_BYTES, SLOT_BYTES, 1, 0])
     return hot.EagerPull(random.choice(KEYS), random.randint(1, 3), ev.Offer(*sizes, "m", grants)).packed()
 
 
@@ -168,8 +178,13 @@ def both_sides(random: Random) -> None:
     core, now_s = new_core(), 0.0
     frames = FrameReader(limit=control.MAX_CLIENT_FRAME_BYTES)
     stream = wire.ControlReader(sender=PEER, receiver=ME)
+    armed: list[ExpectChunk] = []
     for _ in range(40):
         now_s += random.choice([0.0, 0.01, 2.0])
+        if armed and random.random() < 0.3:
+            what = armed.pop(random.randrange(len(armed)))
+            landed = ev.ChunkLanded(LANE, what.key, what.chunk, what.into, intact=random.random() < 0.9)
+            core.handle(landed, now_s=now_s)
         try:
             if random.random() < 0.5:
                 data = prefixed(bent(random, client_words(random), client_frame(random)))
@@ -184,7 +199,9 @@ def both_sides(random: Random) -> None:
         except ProtocolViolation:
             return  # the connection is closed with it
         for event in said:
-            if event is not None and closes(core.handle(event, now_s=now_s)):
+            effects = [] if event is None else core.handle(event, now_s=now_s)
+            armed += [effect for effect in effects if isinstance(effect, ExpectChunk)]
+            if closes(effects):
                 return
             core.check_invariants()
 
@@ -229,11 +246,12 @@ def headers(random: Random) -> None:
         pool.close()
 
 
-TARGETS: tuple[Callable[[Random], None], ...] = (both_sides, both_sides, headers)
+TARGETS: tuple[Callable[[Random], None], ...] = (both_sides, both_sides, headers, trains, trains, rings)
 
 
 def fuzz(seconds: float, *, seed: int, most: int | None = None) -> int:
     """Rounds done. Raises what a round found, naming its seed."""
+    compiled()  # its memory is no round's
     end_s, rounds = time.monotonic() + seconds, 0
     tracemalloc.start()
     try:

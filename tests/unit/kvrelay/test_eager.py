@@ -122,6 +122,19 @@ def test_a_chunk_of_a_declined_pull_is_not_taken(tell: Told) -> None:
     assert tell.core.stats().flows_in == 1
 
 
+def test_a_chunk_of_a_declined_pull_that_the_source_has_cut_otherwise_since_is_not_taken() -> None:
+    tell, half = Told(), SLOT_BYTES // 2
+    tell.ask("first", 1)
+    tell(ev.OpenedReceived(LANE, flow("first", 1), 1, SLOT_BYTES, half, "m"))
+    (pull,) = of(tell.ask("t", 2), ev.SendPull)
+    tell(ev.DeclinedReceived(LANE, flow("t", 1), 1))
+    tell.opened("t", 2)
+    late = pull.offer.grants[-1]
+    assert late.chunk == 3
+    assert tell(ev.ChunkLanded(LANE, flow("t", 1), late.chunk, late.into, intact=True)) == []
+    assert tell.core.stats().flows_in == 2
+
+
 def test_no_further_credit_goes_out_before_a_chunk_has_landed() -> None:
     tell = Told(work_requests=2).acquainted()
     (pull,) = of(tell.ask("t", 4), ev.SendPull)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+import numba
 import pytest
 import structlog
 import xxhash
@@ -168,3 +172,24 @@ def test_without_numba_python_does_it_and_the_log_says_so_once(monkeypatch: pyte
     assert take(ends, [5], [5]) == ([b"bytes"], [True])
     thread.join()
     ends.close()
+
+
+def test_where_numba_may_not_compile_python_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = LogCapture()
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    loading = Loading(structlog.wrap_logger(structlog.PrintLogger(), processors=[seen]))
+    loading.start()
+    loading.wait()
+    assert loading.loops is None
+    assert "NUMBA_DISABLE_JIT" in seen.entries[0]["why"]
+
+
+def test_loops_that_were_kept_and_are_damaged_are_compiled_anew(tmp_path: Path) -> None:
+    load = "from isthmus_kvrelay.compiled.load import load_loops; assert load_loops().send_train"
+    environ = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", load], env=environ, check=True, timeout=300)
+        indices = sorted(tmp_path.rglob("*.nbi"))
+        assert indices
+        for index in indices:
+            index.write_bytes(index.read_bytes()[:9])
