@@ -240,9 +240,21 @@ def test_constants_are_calibrated_inside_the_measured_ranges_only(few: Calibrate
         beyond = few.calibration.constants_for(question(**change))
         assert not beyond.calibrated
         assert named in beyond.source
-        assert beyond.spread_of("e2el") == pytest.approx(inside.spread_of("e2el") ** 2)
+        assert beyond.spread_of("e2el") >= inside.spread_of("e2el") ** 2 * (1 - 1e-9)
         with pytest.raises(ConfigInvalid, match="extrapolation was refused"):
             few.calibration.constants_for(question(**change), strict=True)
+
+
+def test_the_further_beyond_the_measurements_the_wider_the_spread(few: Calibrated) -> None:
+    highest = few.calibration.fits[0].range.concurrency[1]
+    spreads = [
+        few.calibration.constants_for(question(concurrency=highest * factor)).spread_of("e2el")
+        for factor in (1, 2, 4, 16, 64)
+    ]
+    inside, *beyond = spreads
+    assert beyond == sorted(beyond)
+    assert beyond[-1] == beyond[-2] == pytest.approx(inside * 2.0), "then it is as from specification, and no worse"
+    assert beyond[1] == pytest.approx(inside * 2.0**0.5)
 
 
 def test_what_was_never_measured_is_predicted_from_specification_and_says_so(few: Calibrated) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from isthmus_planner.cost.layout import Layout
 from isthmus_planner.cost.profiles import AcceleratorProfile, ModelProfile
 from isthmus_shared.errors import ConfigInvalid
 
+UNKNOWN_DOUBLINGS = 4.0
+"""Sixteen times beyond what was measured no more is known than of an accelerator that never was."""
 SLACK = 1.05
 """A range's ends were measured on average lengths; five percent beyond is no extrapolation."""
 
@@ -48,6 +51,16 @@ class Range:
             if value is not None and not low / SLACK <= value <= high * SLACK:
                 found.append(f"{name} {value:g} (measured: {low:g} to {high:g})")
         return found
+
+    def doublings_beyond(self, question: Question) -> float:
+        """How far outside it is, in factors of two along the axis on which that is most; 0 within."""
+        size = question.layout.accelerators
+        factors = [min(max(size / known, known / size) for known in self.accelerators)]
+        for name in ("concurrency", "isl_tokens", "osl_tokens"):
+            value, (low, high) = getattr(question, name), getattr(self, name)
+            if value is not None:
+                factors += [low / value, value / high]
+        return max(0.0, math.log2(max(factors)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +103,8 @@ class Calibration:
     def constants_for(self, question: Question, *, strict: bool = False) -> Constants:
         """The best that is known. `calibrated` is True only inside the ranges that were measured.
 
-        Outside of them the spread is doubled (in logarithms) and the source says what was beyond; with `strict` it is
-        a `ConfigInvalid`. What was never measured gets its prior from what was, with the error seen for such priors.
+        Outside of them the spread is wider, see `_wider`, and the source says what was beyond; with `strict` it is a
+        `ConfigInvalid`. What was never measured gets its prior from what was, with the error seen for such priors.
         """
         known = self.find(question)
         if known is None:
@@ -104,9 +117,20 @@ class Calibration:
             raise ConfigInvalid(
                 "an extrapolation was refused", why=why, todo="measure there, or allow extrapolation", param="strict"
             )
-        wider = {name: ratio**2 for name, ratio in known.constants.spread.items()}
         source = f"{known.constants.source}, extrapolated ({why})"
-        return dataclasses.replace(known.constants, calibrated=False, source=source, spread=wider)
+        spread = self._wider(known.constants.spread, known.range.doublings_beyond(question))
+        return dataclasses.replace(known.constants, calibrated=False, source=source, spread=spread)
+
+    def _wider(self, spread: Mapping[str, float], doublings: float) -> dict[str, float]:
+        """Spread beyond the measurements: at least doubled in logarithms, and growing with the distance until, at
+        `UNKNOWN_DOUBLINGS`, the error of predictions from specification alone has come on top. A rule of caution:
+        nothing was measured there."""
+        share = min(1.0, doublings / UNKNOWN_DOUBLINGS)
+        wider = {}
+        for name, ratio in spread.items():
+            unknown = self.specification_spread.get(name, DEFAULT_SPREAD)
+            wider[name] = ratio * max(ratio, unknown**share)
+        return wider
 
     def find(self, question: Question) -> GroupFit | None:
         """The group that was measured for this, or None."""
