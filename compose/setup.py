@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import tempfile
 from pathlib import Path
 
 NATS_CONF = """\
@@ -41,15 +40,12 @@ def write(path: Path, text: str) -> None:
 
 
 def make_model(folder: Path) -> None:
-    """The demo's seeded model, `config.json` last: with it there, all is."""
-    from isthmus_shared.engines.reference.checkpoint import ensure_tiny_checkpoint
+    """The demo's model, `config.json` last: with it there, all is."""
+    from isthmus_shared import demo_model
 
     if any(folder.iterdir()):
         sys.exit(f"{folder} has files but no config.json; set MODEL_DIR to a Hugging Face model folder")
-    with tempfile.TemporaryDirectory(dir=folder) as draft:
-        made = ensure_tiny_checkpoint(Path(draft) / "model")
-        for path in sorted(made.iterdir(), key=lambda path: path.name == "config.json"):
-            path.rename(folder / path.name)
+    demo_model.copy_to(folder)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from typing import Any
 
 import httpx
 
+from isthmus_shared.engines.reference.checkpoint import ensure_tiny_checkpoint
+
 WAYS = {
     "tcp": ("--mode", "disaggregated"),
     "shm": ("--mode", "disaggregated", "--same-node"),
@@ -36,7 +38,7 @@ CONCURRENCIES = (1, 8)
 REQUESTS_PER_CLIENT = 3
 START_TIMEOUT_S = 120.0
 BYTE_TOKENS = 256
-"""The demo model's first 256 tokens are the bytes: any of them is a valid prompt."""
+"""The model's first 256 tokens are the bytes: any of them is a valid prompt."""
 
 
 @dataclass
@@ -56,8 +58,10 @@ class Cluster:
 
 
 def start(way: str, state_dir: Path) -> Cluster:
-    """`isthmus up` with that way's options, ready to serve."""
+    """`isthmus up` with that way's options and the seeded model, ready to serve."""
+    model = ensure_tiny_checkpoint(state_dir / "models" / "tiny")
     command = [sys.executable, "-m", "isthmus_cli", "up", "--port", "0", "--json", "--state-dir", str(state_dir)]
+    command += ["--model", str(model)]
     began_s = time.perf_counter()
     process = subprocess.Popen([*command, *WAYS[way]], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

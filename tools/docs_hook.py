@@ -23,6 +23,7 @@ OUTSIDE = {
     "README.md": "readme.md",
     "STYLE.md": "style.md",
     "data/README.md": "data.md",
+    "shared/isthmus_shared/demo_model/README.md": "demo-model.md",
 }
 """File outside docs/ → its page in the site."""
 LINK = re.compile(r"(?<!\\)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<to>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")

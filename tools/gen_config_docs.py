@@ -56,7 +56,7 @@ ENV_INTRO = """\
 # Address and port of this machine at which the API is published
 #PUBLISH_HOST=127.0.0.1
 #PUBLISH_PORT=8000
-# A Hugging Face model folder of this machine, readable by user 10001; by default a volume with the demo's seeded model
+# A Hugging Face model folder of this machine, readable by user 10001; by default a volume with the demo's model
 #MODEL_DIR=model
 # Tag of the images that are built and started
 #IMAGE_TAG=dev

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from isthmus_shared.engines.reference.checkpoint import ensure_tiny_checkpoint
+from isthmus_shared import demo_model
 from isthmus_testing.compose_cluster import (
     BUS_NET,
     HEALTHY_S,
@@ -45,10 +45,8 @@ Expected = Mapping[Case, Outcome]
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
-    """The demo's model is the same wherever it is made, so its answers are too."""
-    model = ensure_tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
-    return dict(zip(CASES, asyncio.run(aggregated(model, CASES)), strict=True))
+def expected() -> Expected:
+    return dict(zip(CASES, asyncio.run(aggregated(demo_model.FOLDER, CASES)), strict=True))
 
 
 async def test_the_openai_sdk_gets_a_streamed_answer_that_crossed(cluster: ComposeCluster) -> None:

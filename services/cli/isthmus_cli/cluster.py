@@ -15,7 +15,7 @@ from isthmus_cli import nats_server
 from isthmus_cli.child import Child, Command
 from isthmus_cli.commands import Kind, Surroundings, commands
 from isthmus_cli.exits import Exit
-from isthmus_cli.model import ensure_model
+from isthmus_cli.model import chosen_model
 from isthmus_cli.ports import claim_port
 from isthmus_cli.readiness import Watch, watch_until_ready
 from isthmus_cli.reporter import Reporter
@@ -64,7 +64,7 @@ class Supervisor:
         port = claim_port(spec.ingress.host, spec.ingress.port)
         with self._signals(), self._state_dir.held() as self._run_dir:
             try:
-                model = await ensure_model(spec.model.path, self._state_dir, self._reporter)
+                model = chosen_model(spec.model.path)
                 async with nats_server.bus(
                     self._options.nats_url, self._state_dir.logs / "nats.log", self._changed_bus
                 ) as bus:

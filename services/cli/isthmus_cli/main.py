@@ -53,7 +53,7 @@ plan.add_to(app)
 reproduce.add_to(app)
 
 StateDirOption = Annotated[
-    Path, typer.Option("--state-dir", help="Folder for logs, state and the small model.", envvar="ISTHMUS_UP_STATE_DIR")
+    Path, typer.Option("--state-dir", help="Folder for logs and state.", envvar="ISTHMUS_UP_STATE_DIR")
 ]
 
 

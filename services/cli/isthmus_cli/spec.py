@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from isthmus_shared.errors import ConfigInvalid
 from isthmus_shared.kv.layout import KvLayout
+from isthmus_shared.yaml_text import load_yaml
 
 MAX_PROCESSES = 64
 """Workers and relays of one local cluster; more would not fit one machine, and is a slip of the pen."""
@@ -34,8 +35,7 @@ class ModelSpec(_Spec):
     name: str = Field(default="isthmus-demo", min_length=1, max_length=200)
     """What clients send as `model`."""
     path: Path | None = None
-    """A Hugging Face folder (config.json, *.safetensors, tokenizer.json), relative to the file. None: a small seeded
-    one is made."""
+    """A Hugging Face folder (config.json, *.safetensors, tokenizer.json), relative to the file. None: the demo's."""
 
 
 class IngressSpec(_Spec):
@@ -157,7 +157,6 @@ def load(path: Path | None) -> ClusterSpec:
 def parse(text: str, name: str) -> ClusterSpec:
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        fields = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f":{mark.line + 1}"
@@ -165,6 +164,7 @@ def parse(text: str, name: str) -> ClusterSpec:
         raise ConfigInvalid(f"{name}{line}: not YAML", why=problem) from error
     except RecursionError as error:
         raise ConfigInvalid(f"{name}: nested too deeply") from error
+    fields = load_yaml(text, name)
     if not isinstance(fields, dict):
         raise ConfigInvalid(f"{name}: a cluster file is a mapping", why=f"found {type(fields).__name__}")
     try:

@@ -8,6 +8,10 @@ import yaml
 from typer.testing import CliRunner
 
 from isthmus_cli.main import app
+from isthmus_planner.cost import catalog
+from isthmus_planner.cost.calibration import codec
+from isthmus_planner.cost.calibration.packaged import names
+from isthmus_planner.plan.inputs import load_calibration
 
 DATA = Path(__file__).parents[3] / "data" / "inferencemax.csv"
 
@@ -92,3 +96,27 @@ def test_bad_input_is_a_sentence_and_exit_code_2(
     names = {"some": some, "foreign": foreign, "binary": binary}
     code, _, error = run(*(argument.format(**names) for argument in arguments))
     assert (code, why in error) == (2, True), error
+
+
+def test_an_accelerator_and_a_model_of_ones_own_are_known_wherever_the_constants_go(
+    some: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packaged = Path(catalog.__file__).parent / "data"
+    for kind, name in (("accelerators", "h200"), ("models", "deepseek-r1")):
+        (tmp_path / f"{name}.yaml").write_text((packaged / kind / f"{name}.yaml").read_text().replace(name, "mine", 1))
+    lines = [line for line in some.read_text().splitlines() if line.startswith(("accelerator", "h200,"))]
+    some.write_text("\n".join(lines).replace("h200,deepseek-r1", "h200.yaml,deepseek-r1.yaml"))
+    monkeypatch.chdir(tmp_path)
+    assert run(some, "--out", "own.yaml")[0] == 0
+
+    monkeypatch.chdir("/")
+    own = load_calibration(tmp_path / "own.yaml")
+    subject = own.fits[0].subject
+    assert subject.accelerator == catalog.accelerator(str(tmp_path / "h200.yaml"))
+    assert subject.model == catalog.model(str(tmp_path / "deepseek-r1.yaml"))
+    assert codec.dump(own, names()) == codec.dump(load_calibration(tmp_path / "own.yaml"), names())
+
+
+def test_profiles_of_the_package_are_not_repeated_in_the_constants(some: Path, tmp_path: Path) -> None:
+    assert run(some, "--out", tmp_path / "own.yaml")[0] == 0
+    assert not {"accelerators", "models"} & yaml.safe_load((tmp_path / "own.yaml").read_text()).keys()

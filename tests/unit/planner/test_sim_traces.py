@@ -150,3 +150,9 @@ def test_a_trace_of_requests_that_fit_nowhere_is_an_error() -> None:
     node = Node("a0", Role.AGGREGATED, 100, PrefillTable(0.001, 1e-7), DecodeTable((0.001,), 1e-10))
     with pytest.raises(ScenarioError, match="none of the 2 requests"):
         simulate(Scenario((node,), (Stream(FromTrace(), 5),)), read_mooncake([mooncake(), mooncake()]))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "marked.jsonl"
+    path.write_text('\ufeff{"timestamp": 0, "input_length": 7, "output_length": 5}\r\n', encoding="utf-8")
+    assert [batch.isl_tokens.tolist() for batch in read_trace(path)] == [[7]]

@@ -13,13 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isthmus_planner.cost.hf_config import model_from_hf
 from isthmus_planner.cost.layout import Precision
 from isthmus_planner.cost.profiles import AcceleratorProfile, Mla, ModelProfile, WeightBits
 from isthmus_shared.errors import ConfigInvalid
+from isthmus_shared.yaml_text import load_yaml
 
 MAX_PROFILE_BYTES = 1 << 20
 """A profile has a page of text; a file a thousand times that is not one."""
@@ -160,7 +160,7 @@ def model_from_folder(path: Path) -> ModelProfile:
     file = path / "config.json" if path.is_dir() else path
     try:
         fields = json.loads(_text(file))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigInvalid(f"{file} is not JSON", why=str(error), todo="give a model's config.json") from error
     if not isinstance(fields, dict):
         raise ConfigInvalid(f"{file} holds no mapping", todo="give a model's config.json")
@@ -210,10 +210,7 @@ def _text(path: Path) -> str:
 
 
 def _mapping(text: str, where: str) -> dict[str, Any]:
-    try:
-        fields = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigInvalid(f"{where} is not YAML", why=" ".join(str(error).split())) from error
+    fields = load_yaml(text, where)
     if not isinstance(fields, dict):
         raise ConfigInvalid(f"{where} holds no mapping", todo="see the profiles in docs/cost-model.md")
     return fields

@@ -6,7 +6,6 @@ import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from isthmus_planner.cost import catalog
@@ -16,6 +15,7 @@ from isthmus_planner.cost.constants import NUMBERS
 from isthmus_planner.cost.layout import Precision
 from isthmus_planner.cost.profiles import AcceleratorProfile
 from isthmus_shared.errors import ConfigInvalid
+from isthmus_shared.yaml_text import load_yaml
 
 MAX_FILE_BYTES = 1 << 20
 """A page of text; a file a thousand times that is another file (a trace goes into `trace`)."""
@@ -33,6 +33,14 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, given: Any) -> Any:
+        """No field is one, and `yes` would count as 1."""
+        if isinstance(given, bool):
+            raise ValueError("true and false (also yes, no, on, off) are no value here")
+        return given
 
 
 class NodeTypeSpec(_Spec):
@@ -207,11 +215,7 @@ def _text(path: Path) -> str:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    text = _text(path)
-    try:
-        fields = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigInvalid(f"{path} is not YAML", why=" ".join(str(error).split())) from error
+    fields = load_yaml(_text(path), str(path))
     if not isinstance(fields, dict):
         raise ConfigInvalid(
             f"{path} holds no mapping", why=f"found {type(fields).__name__}", todo="see docs/planning.md"

@@ -92,7 +92,7 @@ def read_mooncake(lines: Iterable[str]) -> Iterator[TraceBatch]:
 def _json_object(number: int, line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(number, f"no JSON ({error}): {line.strip()[:SHOWN_CHARACTERS]!r}") from None
     if not isinstance(record, dict):
         raise TraceError(number, f"no JSON object: {line.strip()[:SHOWN_CHARACTERS]!r}")
@@ -168,7 +168,7 @@ def read_trace(path: Path) -> Iterator[TraceBatch]:
     if read is None:
         raise ScenarioError(f"the trace {path} is neither .jsonl (Mooncake's format) nor .csv (Azure's)")
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
             yield from read(lines)
     except UnicodeDecodeError:
         raise ScenarioError(f"the trace {path} is not UTF-8 text; unpack or convert it") from None

@@ -1,4 +1,4 @@
-"""A small seeded checkpoint in Hugging Face form, for demos and tests that have no model at hand. Torch-free.
+"""A small seeded checkpoint in Hugging Face form, for tests and benchmarks that have no model at hand. Torch-free.
 
 The weights are random; what matters is that they make every token of the prompt matter, that logits are well apart
 (greedy is not a matter of the last bit), and that output is mostly printable and ends now and then.
@@ -66,13 +66,13 @@ def ensure_tiny_checkpoint(path: Path, size: TinySize | None = None) -> Path:
 
 def _write(folder: Path, size: TinySize) -> None:
     vocab_size = BYTES + len(SPECIAL_TOKENS)
-    _write_json(folder / "config.json", _config(size, vocab_size))
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config(size))
+    _write_json(folder / "config.json", model_config(size, vocab_size))
+    _write_json(folder / "tokenizer_config.json", tokenizer_config(size))
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     save_file(_tensors(size, vocab_size), str(folder / _WEIGHTS), metadata={"format": "pt"})
 
 
-def _config(size: TinySize, vocab_size: int) -> dict[str, Any]:
+def model_config(size: TinySize, vocab_size: int) -> dict[str, Any]:
     return {
         "architectures": ["IsthmusTinyForCausalLM"],
         "model_type": "isthmus_tiny",
@@ -98,7 +98,7 @@ def _config(size: TinySize, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config(size: TinySize) -> dict[str, Any]:
+def tokenizer_config(size: TinySize) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": size.max_position,

@@ -38,7 +38,7 @@ def test_lengths_are_the_real_ones_and_throughput_is_the_replicas() -> None:
 
 
 def test_few_columns_are_enough_and_milliseconds_are_understood() -> None:
-    row = one("accelerator, model, concurrency, isl, osl, tpot_ms", "mi300x, deepseek-r1, 4, 1024, 1024, 26.6")
+    row = one("accelerator, model, concurrency, isl, osl, tpot_ms", "mi300x, gpt-oss-120b, 4, 1024, 1024, 26.6")
     assert row.tpot_s == pytest.approx(0.0266)
     assert (row.framework, row.layout.accelerators, row.layout.weights) == ("", 1, None)
     assert math.isnan(row.output_tok_per_s)
@@ -71,6 +71,11 @@ def test_dp_attention_is_a_layout_of_groups_of_one() -> None:
         ({"accelerator": "mi308x"}, "needs scale_up_bytes_per_s of accelerator 'mi308x'"),
         ({"ep": "16"}, "ep = 16 over 2 accelerators"),
         ({"osl": ""}, "no concurrency, isl or osl"),
+        ({"precision": "bf16"}, "does not fit on 2 x h100"),
+        ({"tpot_s_p50": "6", "e2el_s_p50": "6"}, "no room for (units?)"),
+        ({"ttft_s_p50": "80", "e2el_s_p50": "6"}, "first token long after its end"),
+        ({"e2el_s_p50": "6000"}, "more throughput than its clients and latency allow"),
+        ({"e2el_s_p50": "6", "output_tok_per_s_per_gpu": "60000"}, "more throughput than its clients"),
     ],
 )
 def test_rows_that_say_nothing_of_this_model_are_left_out_with_the_reason(change: dict[str, str], why: str) -> None:
@@ -92,6 +97,8 @@ def test_rows_that_say_nothing_of_this_model_are_left_out_with_the_reason(change
         ("dp_attention", "maybe"),
         ("precision", "int3"),
         ("concurrency", "1e400"),
+        ("isl", "1e300"),
+        ("tpot_s_p50", "1e-320"),
     ],
 )
 def test_a_wrong_cell_is_refused_by_line_and_column(column: str, value: str) -> None:
@@ -106,6 +113,7 @@ def test_a_wrong_cell_is_refused_by_line_and_column(column: str, value: str) -> 
         ("", "no column accelerator"),
         ("accelerator,model,concurrency,isl\n", "no column osl"),
         ("accelerator,model,concurrency,isl,osl\n", "no latency"),
+        ("accelerator,model,concurrency,isl,osl,tpot_ms,tpot_ms\n", "two columns are named tpot_ms"),
     ],
 )
 def test_a_file_that_is_no_such_table_is_refused(text: str, why: str) -> None:
@@ -136,7 +144,7 @@ def test_a_run_that_stood_still_is_told_by_littles_law_and_lends_no_throughput()
 
 
 def test_engines_precisions_and_layouts_have_groups_of_their_own() -> None:
-    rows = [ROW, ROW.replace("vllm", "trt"), ROW.replace("fp4", "bf16"), ROW.replace("2,1,false", "2,2,true")]
+    rows = [ROW, ROW.replace("vllm", "trt"), ROW.replace("fp4", "fp8"), ROW.replace("2,1,false", "2,2,true")]
     used, _ = read(HEADER, *rows, ROW.replace("fp4,2", "fp4,8"))
     groups = grouped(used)
     assert sorted(len(group) for group in groups.values()) == [1, 1, 1, 2]

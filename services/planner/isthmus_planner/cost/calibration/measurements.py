@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from isthmus_planner.cost import memory
 from isthmus_planner.cost.constants import Constants
 from isthmus_planner.cost.laws import decode_law, prefill_law
 from isthmus_planner.cost.layout import Layout, Precision
@@ -21,6 +22,10 @@ LENGTH_RATIO = 0.9
 """InferenceMAX draws lengths evenly between 0.8 and 1 of the nominal ones."""
 MAX_ROWS = 100_000
 """A measurement campaign has thousands; a fit is made of hundreds."""
+LEAST, MOST = 1e-9, 1e9
+"""Of any cell: seconds, tokens, clients, tokens per second. Beyond is a slip of the pen."""
+MAX_STEADY_SHARE, MAX_DECODE_SHARE = 1.5, 1.5
+"""Little's law gives at most 1, and a request at least the time of its tokens; the rest is for medians and means."""
 NEEDED = ("accelerator", "model", "concurrency", "isl", "osl")
 TIMES = ("itl", "tpot", "ttft", "e2el")
 ENGINES = {"trtllm": "trt", "trt-llm": "trt", "tensorrt-llm": "trt"}
@@ -89,6 +94,9 @@ def parse(
         header = [name.strip() for name in reader.fieldnames or ()]
     except csv.Error as error:
         raise ConfigInvalid("the first line is no CSV", why=str(error), todo="give comma-separated text") from error
+    twice = sorted({name for name in header if name and header.count(name) > 1})
+    if twice:
+        raise ConfigInvalid(f"two columns are named {twice[0]}", todo="give each its own name", param=twice[0])
     missing = [name for name in NEEDED if name not in header]
     if missing:
         raise ConfigInvalid(
@@ -136,6 +144,8 @@ class _Row:
             value = math.nan
         if not (math.isfinite(value) and value > 0):
             raise self.wrong(name, text, "a positive number")
+        if not LEAST <= value <= MOST:
+            raise self.wrong(name, text, f"{LEAST:g} to {MOST:g}, in the unit of the column's name")
         return value
 
     def count(self, name: str, *, default: int | None = None) -> int:
@@ -174,6 +184,7 @@ def _measurement(row: _Row, header: list[str], catalog: Catalog, length_ratio: f
         # Whatever a law needs and the profiles do not tell would stop every fit later.
         decode_law(accelerator, model, layout, Constants())
         prefill_law(accelerator, model, layout, Constants())
+        memory.fit(accelerator, model, layout, utilisation=1.0, reserve_bytes=0.0)
     except WrongCell:
         raise
     except ConfigInvalid as error:
@@ -187,7 +198,7 @@ def _measurement(row: _Row, header: list[str], catalog: Catalog, length_ratio: f
         return LeftOut(row.line, "has no concurrency, isl or osl")
     isl = row.number("isl_mean", default=isl * length_ratio)
     osl = row.number("osl_mean", default=osl * length_ratio)
-    return Measurement(
+    measured = Measurement(
         line=row.line,
         accelerator=accelerator,
         model=model,
@@ -203,6 +214,19 @@ def _measurement(row: _Row, header: list[str], catalog: Catalog, length_ratio: f
         output_tok_per_s=_throughput(row, isl, osl) * layout.accelerators,
         ttft_p99_s=row.number("ttft_s_p99"),
     )
+    why = _contradiction(measured)
+    return LeftOut(row.line, why) if why else measured
+
+
+def _contradiction(row: Measurement) -> str:
+    """Why two figures of a row cannot both be true, as when one has another unit than its column's name tells."""
+    if row.steady_share > MAX_STEADY_SHARE:
+        return "has more throughput than its clients and latency allow (units? per accelerator? tp?)"
+    if row.tpot_s * row.osl_tokens > MAX_DECODE_SHARE * row.e2el_s:
+        return "has a time per token that its end-to-end latency leaves no room for (units?)"
+    if row.ttft_s > MAX_DECODE_SHARE * row.e2el_s:
+        return "has a first token long after its end (units?)"
+    return ""
 
 
 def _accelerator(row: _Row, catalog: Catalog) -> tuple[str, AcceleratorProfile]:

@@ -39,8 +39,14 @@ class Session:
         self._fit, self._points = _plan(fit)
         used, self._left_out = parse(text, names, length_ratio=length_ratio)
         if not used:
-            raise ConfigInvalid("no measurement can be used", why=_reasons(self._left_out))
+            raise ConfigInvalid(
+                "no measurement can be used",
+                why=_reasons(self._left_out) or "there is none in the file",
+                todo="name accelerators and models as the profiles do, or by the path of a YAML profile of your own "
+                "(docs/cost-model.md)",
+            )
         self._groups = calibrate.groups_of(used)
+        self._names = names
         self._known = known if trusted else calibrate.without(known, self._groups)
         self._seed = seed
         self._source = f"{source}, {len(used)} rows used, {len(self._left_out)} left out"
@@ -84,7 +90,7 @@ class Session:
     def constants_yaml(self) -> str:
         if self._fit != ALL:
             raise ConfigInvalid("constants are written only when fitted to everything", todo="leave out --fit")
-        return codec.dump(self._calibrated.calibration)
+        return codec.dump(self._calibrated.calibration, self._names)
 
     def predictions(self) -> str:
         """Of every measurement, or of those that were held out from the (first) fit."""
