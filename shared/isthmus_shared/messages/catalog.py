@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import isthmus_shared.messages as package
 from isthmus_shared.ids import IngressId, WorkerId
-from isthmus_shared.messages import health, route, subjects, work
+from isthmus_shared.messages import assign, health, outcomes, route, subjects, work
 from isthmus_shared.messages.base import WireMessage
 
 
@@ -55,6 +55,41 @@ CHANNELS: tuple[Channel, ...] = (
         "What the planner knows of the cluster",
         reply=health.ClusterView,
         queue=subjects.PLANNER_QUEUE,
+    ),
+    Channel(
+        "plan",
+        subjects.PLAN,
+        route.RoutePlan,
+        ("planner",),
+        ("ingress",),
+        "What an ingress routes by while no planner answers",
+    ),
+    Channel(
+        "explain",
+        subjects.EXPLAIN,
+        outcomes.ExplainRequest,
+        ("isthmus explain",),
+        ("planner",),
+        "Why one request went where it went; planners that know it answer",
+        reply=outcomes.ExplainReply,
+    ),
+    Channel(
+        "outcomes",
+        subjects.OUTCOMES,
+        outcomes.Outcomes,
+        ("ingress",),
+        ("planner",),
+        "What became of the requests that have ended",
+    ),
+    Channel(
+        "assign",
+        subjects.worker_assign(_worker_id),
+        assign.AssignRoles,
+        ("planner",),
+        ("prefill-worker", "decode-worker"),
+        "Which roles and which model the leading planner wants the worker to have",
+        reply=work.Ack,
+        parameters=_WORKER,
     ),
     Channel(
         "prefill_submit",

@@ -84,6 +84,14 @@ class WorkerHeartbeat(_Heartbeat):
     relay: RelayRef | None = None
     """None while it has no relay: then it can only serve aggregated."""
     load: WorkerLoad
+    roles_able: tuple[Role, ...] = ()
+    """Those that it could be assigned; empty: only the ones it has."""
+    models_able: tuple[str, ...] = Field(default=(), max_length=64)
+    """Those that it could load; empty: only the one it has."""
+    epoch: int = Field(default=0, ge=0)
+    """Of the last assignment that it took; 0: none."""
+    prefix_sequence: int = Field(default=0, ge=0)
+    """Of the last prefix event that it has published; a planner that has another one asks for a snapshot."""
 
 
 class RelayHeartbeat(_Heartbeat):
@@ -117,6 +125,8 @@ class RelayRates(WireMessage):
     lanes: tuple[LaneRate, ...] = ()
     default_bytes_per_s: float | None = Field(default=None, gt=0)
     """For lanes that are not named; None: only the relay's own setting."""
+    epoch: int = Field(default=0, ge=0)
+    """Of the leader that says so; lower than one seen: ignored. 0: an operator's."""
     valid_s: float = Field(gt=0, le=3600)
     """After so long without another, the relay's own setting holds again: the planner may die."""
 
@@ -146,6 +156,11 @@ class IngressHeartbeat(_Heartbeat):
 class PlannerHeartbeat(_Heartbeat):
     KIND: ClassVar[str] = "planner_heartbeat"
 
+    leader: bool = False
+    epoch: int = Field(default=0, ge=0)
+    """Of its leadership; 0: it does not lead."""
+    routes_total: int = Field(default=0, ge=0)
+
 
 class WorkerLost(WireMessage):
     KIND: ClassVar[str] = "worker_lost"
@@ -167,3 +182,4 @@ class ClusterView(WireMessage):
     workers: tuple[WorkerHeartbeat, ...] = ()
     relays: tuple[RelayHeartbeat, ...] = ()
     ingresses: tuple[IngressHeartbeat, ...] = ()
+    planners: tuple[PlannerHeartbeat, ...] = ()

@@ -11,6 +11,12 @@ ROUTE = f"{ROOT}.planner.route"
 VIEW = f"{ROOT}.planner.view"
 """ViewRequest → ClusterView; queue group `planner`."""
 PLANNER_QUEUE = "planner"
+PLAN = f"{ROOT}.planner.plan"
+"""RoutePlan, from planners to every ingress."""
+EXPLAIN = f"{ROOT}.planner.explain"
+"""ExplainRequest → ExplainReply; every planner hears it, and those that know the request answer."""
+OUTCOMES = f"{ROOT}.event.outcomes"
+"""Outcomes, from ingresses to every planner."""
 
 HEARTBEAT_WORKER = f"{ROOT}.heartbeat.worker"
 HEARTBEAT_RELAY = f"{ROOT}.heartbeat.relay"
@@ -50,3 +56,8 @@ def worker_cancel(worker: WorkerId) -> str:
 def ingress_events(ingress: IngressId, incarnation: str) -> str:
     """StepEvents, from every worker that serves one of that ingress' requests."""
     return f"{ROOT}.ingress.{ingress}.{incarnation}.events"
+
+
+def worker_assign(worker: WorkerId) -> str:
+    """AssignRoles → Ack."""
+    return f"{ROOT}.worker.{worker}.assign"

@@ -1,0 +1,23 @@
+"""What the rest of the planner needs to know of leadership."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Leadership(Protocol):
+    @property
+    def epoch(self) -> int | None:
+        """That of this replica's leadership at this very moment; None: it must not assign anything.
+
+        Asked anew before each message that assigns: it may end between two.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SoleLeader:
+    """Where there is no bucket to hold a lease in: the only replica leads."""
+
+    epoch: int | None = 1
