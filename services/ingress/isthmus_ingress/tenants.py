@@ -42,8 +42,8 @@ class Tenant:
     ones never share cached KV, nor learn from its timing what others asked."""
 
     name: str
-    slo_class: str | None = None
-    """None: the planner's default."""
+    slo_class: str = ""
+    """Empty: the server's default."""
     cache_salt: str = ""
 
 
@@ -141,7 +141,7 @@ def _entry(line: str, where: str) -> Entry:
     salt = made.name if made.cache_salt is None else made.cache_salt
     hashed = [hashlib.sha256(key.encode()).digest() for key in made.key]
     return Entry(
-        Tenant(made.name, made.slo_class, salt),
+        Tenant(made.name, made.slo_class or "", salt),
         Quota(made.requests_per_min, made.tokens_per_min, made.max_concurrent),
         (*hashed, *(bytes.fromhex(text) for text in made.sha256)),
     )

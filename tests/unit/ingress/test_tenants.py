@@ -26,7 +26,7 @@ def test_a_line_names_a_tenant_its_keys_its_quota_and_its_class() -> None:
     ring = Keyring(entries=parse_tenants(text, "keys"))
     acme, batch = ring.tenant_of(f"Bearer {KEY}"), ring.tenant_of(f"bearer  {OTHER} ")
     assert acme == Tenant("acme", "interactive", "acme")
-    assert batch == Tenant("batch", None, "x")
+    assert batch == Tenant("batch", "", "x")
     assert ring.quotas == {acme: Quota(requests_per_min=60), batch: Quota(max_concurrent=2)}
 
 
