@@ -35,7 +35,7 @@ class Assignments:
         models: tuple[str, ...],
         carry_out: Callable[[Wanted], Awaitable[None]],
     ) -> None:
-        self._sessions, self._roles, self._model, self._models = sessions, roles, model, models
+        self._sessions, self._roles, self._model, self.models = sessions, roles, model, models
         self._carry_out = carry_out
         self._wanted: Wanted | None = None
         self._news = asyncio.Event()
@@ -65,10 +65,10 @@ class Assignments:
                 param="roles",
             )
         model = message.model or self._model()
-        if model not in self._models:
+        if model not in self.models:
             raise InvalidRequest(
                 f"worker {worker} cannot load the model {model[:128]!r}",
-                why=f"it has {', '.join(self._models)}",
+                why=f"it has {', '.join(self.models)}",
                 todo="list it in ISTHMUS_WORKER_MODELS",
                 param="model",
             )

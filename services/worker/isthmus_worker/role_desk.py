@@ -1,7 +1,8 @@
 """The roles of a running worker: what it answers for, what it is about to stop answering for, what it could.
 
 A role that ends does so in three parts. It is taken out of the heartbeat at once, so that no new work is routed to it.
-For `LINGER_S` it goes on taking what was routed before everyone knew, then it refuses (`Draining`: plan anew). It is
+For a while (`linger_s`) it goes on taking what was routed before everyone knew (a route's decode side is
+asked once its prefill has found staging room), then it refuses (`Draining`: plan anew). It is
 detached when the last request that it took in has ended; until then that request's own subjects are answered.
 """
 
@@ -10,15 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from isthmus_shared.config import ServiceConfig
 from isthmus_shared.messages.health import Role
 from isthmus_shared.runtime import ServiceRuntime
+from isthmus_worker.config import WorkerConfig
 from isthmus_worker.roles import RoleHandlers
 from isthmus_worker.sessions import Sessions
-
-LINGER_S = 5.0
-"""A route's decode side is asked once its prefill has found staging room: 3 s (`ISTHMUS_WORKER_STAGING_WAIT_S`), and
-two heartbeats until the planner knows."""
 
 
 class RoleDesk:
@@ -26,7 +23,7 @@ class RoleDesk:
 
     def __init__(
         self,
-        runtime: ServiceRuntime[ServiceConfig],
+        runtime: ServiceRuntime[WorkerConfig],
         sessions: Sessions,
         own: Sequence[RoleHandlers],
         able: Sequence[RoleHandlers],
@@ -108,7 +105,7 @@ class RoleDesk:
             self.detach(role)
 
     async def _leave(self, role: Role) -> None:
-        await asyncio.sleep(LINGER_S)
+        await asyncio.sleep(self._runtime.config.linger_s)
         self._sessions.closed.add(role)
         await self._sessions.no_more_of(role)
         self.detach(role)
