@@ -54,6 +54,9 @@ class JsonTexts:
         except KeyError:
             return self._make(token_id)
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def _make(self, token_id: int) -> bytes | None:
         data = self._token_bytes(token_id)
         if not data:  # special, or outside the vocabulary, whose ids have no bound
