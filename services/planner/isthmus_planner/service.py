@@ -8,8 +8,10 @@ import contextlib
 from isthmus_planner.config import PlannerConfig
 from isthmus_planner.cost.speeds import prior_costs
 from isthmus_planner.estimates import Estimates
+from isthmus_planner.leader.port import SoleLeader
 from isthmus_planner.ledger import Ledger
 from isthmus_planner.registry import Registry
+from isthmus_planner.roles.loop import RoleLoop
 from isthmus_planner.route import Cluster, assignments, choose
 from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError
 from isthmus_shared.messages import subjects
@@ -41,6 +43,14 @@ class PlannerService:
         self._registry = Registry()
         self._ledger = Ledger()
         self._estimates = Estimates(prior_costs(self._policy.constants))
+        self._roles = RoleLoop(
+            runtime,
+            self._registry,
+            self._estimates,
+            SoleLeader(),
+            runtime.config.role_settings(),
+            prior_costs(self._policy.constants),
+        )
         self._started_s = self._now_s()
 
     async def run(self) -> None:
@@ -73,6 +83,7 @@ class PlannerService:
                     ),
                     rt.heartbeat(subjects.HEARTBEAT_PLANNER, self._beat),
                     self._sweep(),
+                    self._roles.run(),
                 )
             ]
             ready = tasks.create_task(self._ready_when(listening))
@@ -82,6 +93,7 @@ class PlannerService:
 
     async def route(self, request: RouteRequest) -> RouteReply:
         now_s = self._now_s()
+        self._roles.routed(request)
         cluster = Cluster(
             workers=self._registry.workers,
             pending=self._ledger.pending(now_s),

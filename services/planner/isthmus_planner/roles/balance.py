@@ -45,6 +45,8 @@ class BalancePolicy:
     """Of a worker's time that a change costs: it ends what it has and fills anew."""
     horizon_s: float = 120.0
     """A mix is expected to last so long; a change must pay for itself within it."""
+    cover_s: float = 3.0
+    """So long a side must have had nobody: one that only starts anew is back sooner."""
     confirm_s: float = 20.0
     """A worker that does not show its new role by then will not: it is left alone."""
     verify_s: float = 3.0
@@ -111,6 +113,7 @@ class Balancer:
     _pending: _Pending | None = None
     _leaning: int = 0
     _since_s: float = 0.0
+    _uncovered_s: float | None = None
     _changed_s: dict[WorkerId, float] = field(default_factory=dict)
     _regret: dict[WorkerId, tuple[float, float]] = field(default_factory=dict)
     """Left alone until, and for how long the next time."""
@@ -137,7 +140,10 @@ class Balancer:
             return self._follow(self._pending, workers, now_s)
         roles = current(workers)
         if len(workers) > 1 and not covers(roles):
-            return self._cover(workers, mix, itl_s, now_s)
+            self._uncovered_s = now_s if self._uncovered_s is None else self._uncovered_s
+            waited_s = now_s - self._uncovered_s
+            return self._cover(workers, mix, itl_s, now_s) if waited_s >= self.policy.cover_s else None
+        self._uncovered_s = None
         if mix is None:
             self._leaning = 0
             return None

@@ -8,7 +8,7 @@ own feedback, so a ceiling needs to be right only within a factor; it bounds wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isthmus_shared.ids import Incarnation, NodeId
@@ -50,8 +50,8 @@ def most_bytes_per_s(step_s: float, itl_s: float, host_s_per_byte: float) -> flo
 
 
 def lane_rates(senders: Sequence[Sender], receivers: Sequence[Receiver]) -> tuple[LaneRate, ...]:
-    """One ceiling per pair of nodes; those into one node add up to its `r_max`. A node's own lane has none: what stays
-    within it crosses no wire. Of equal inputs equal and in a fixed order."""
+    """One ceiling per pair of nodes, by node names; those into one node share its `r_max`, each with the floor at
+    least. A node's own lane has none: what stays within it crosses no wire."""
     rates = []
     for receiver in sorted(receivers, key=lambda r: r.node_id):
         others = sorted((s for s in senders if s.node_id != receiver.node_id), key=lambda s: s.node_id)
@@ -63,11 +63,3 @@ def lane_rates(senders: Sequence[Sender], receivers: Sequence[Receiver]) -> tupl
             ceiling = max(most * share, FLOOR_SHARE / host_s / len(others))
             rates.append(LaneRate(sender=sender.relay, receiver=receiver.relay, bytes_per_s=ceiling))
     return tuple(rates)
-
-
-def changed(before: Mapping[tuple[Incarnation, Incarnation], float], rates: Sequence[LaneRate]) -> float:
-    """The greatest relative change of a lane; 1 where a lane is new or gone."""
-    now = {(rate.sender, rate.receiver): rate.bytes_per_s for rate in rates}
-    if now.keys() != before.keys():
-        return 1.0
-    return max((abs(now[lane] / before[lane] - 1.0) for lane in now), default=0.0)

@@ -1,12 +1,13 @@
 """The best division of workers between the roles. Pure.
 
 Who prefills is settled by comparative advantage: sorted by what a worker can prefill over what it can decode, the first
-ones prefill. So only the point of division is to be found, and types of workers that are alike end up on both sides of
-at most one division.
+ones prefill, and the point of division is where the shorter side is longest. Workers are whole, so a few of different
+kinds may then still be better exchanged; that is tried until it helps no more.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from isthmus_planner.roles.capacity import Ability, Capacity, Roles, Speeds, capacity
@@ -15,6 +16,11 @@ from isthmus_shared.messages.health import Role
 
 PREFILL, DECODE = frozenset({Role.PREFILL}), frozenset({Role.DECODE})
 BOTH = PREFILL | DECODE
+MAX_EXCHANGES = 32
+MAX_KINDS = 12
+"""Both bound the work: of so many kinds, 5,000 exchanges are weighed at most, in some milliseconds."""
+WORTH_IT = 0.02
+"""Of the capacity: a lesser gain is not worth an exchange."""
 
 
 def current(workers: Sequence[Ability]) -> dict[WorkerId, frozenset[Role]]:
@@ -38,10 +44,8 @@ def best_split(workers: Sequence[Ability], of_each: Mapping[WorkerId, Speeds]) -
     base = capacity(of_each, fixed)
     prefill_fixed = any(Role.PREFILL in has for has in fixed.values())
     decode_fixed = any(Role.DECODE in has for has in fixed.values())
-    prefill_s, decode_s = (
-        base.prefill_per_s,
-        base.decode_per_s + sum(of_each[w.worker_id].decode_per_s for w in flexible),
-    )
+    prefill_per_s = base.prefill_per_s
+    decode_per_s = base.decode_per_s + sum(of_each[w.worker_id].decode_per_s for w in flexible)
     changes = sum(now[w.worker_id] != DECODE for w in flexible)
     best: tuple[float, int] | None = None
     best_count = 0
@@ -60,7 +64,42 @@ def best_split(workers: Sequence[Ability], of_each: Mapping[WorkerId, Speeds]) -
     if best is None:
         return now
     found = {w.worker_id: PREFILL for w in flexible[:best_count]}
-    return {**fixed, **found, **{w.worker_id: DECODE for w in flexible[best_count:]}}
+    found |= {w.worker_id: DECODE for w in flexible[best_count:]}
+    return _exchanged({**fixed, **found}, frozenset(found), of_each)
+
+
+def _exchanged(
+    roles: dict[WorkerId, frozenset[Role]], flexible: frozenset[WorkerId], of_each: Mapping[WorkerId, Speeds]
+) -> dict[WorkerId, frozenset[Role]]:
+    """With one worker moved, or two of different kinds exchanged, as long as the capacity grows by it."""
+    for _ in range(MAX_EXCHANGES):
+        now = capacity(of_each, roles)
+        sides: dict[frozenset[Role], list[WorkerId | None]] = {
+            side: [None, *_of_kinds(roles, flexible, side, of_each)] for side in (PREFILL, DECODE)
+        }
+        best: tuple[float, dict[WorkerId, frozenset[Role]]] = (now.per_s * (1 + WORTH_IT), {})
+        for gives, takes in itertools.product(sides[PREFILL], sides[DECODE]):
+            moved = {key: has for key, has in ((gives, DECODE), (takes, PREFILL)) if key is not None}
+            then = now
+            for key, has in moved.items():
+                then = _changed(then, of_each[key], roles[key], has)
+            if then.per_s > best[0] and covers({**roles, **moved}):
+                best = then.per_s, moved
+        if not best[1]:
+            break
+        roles = {**roles, **best[1]}
+    return roles
+
+
+def _of_kinds(
+    roles: Roles, flexible: frozenset[WorkerId], side: frozenset[Role], of_each: Mapping[WorkerId, Speeds]
+) -> list[WorkerId]:
+    """One of each kind of worker on that side; kinds are told apart by what they can do, to two digits."""
+    kinds: dict[tuple[str, str], WorkerId] = {}
+    for key in sorted(flexible):
+        if roles[key] == side and len(kinds) < MAX_KINDS:
+            kinds.setdefault((f"{of_each[key].prefill_per_s:.1e}", f"{of_each[key].decode_per_s:.1e}"), key)
+    return list(kinds.values())
 
 
 def toward(

@@ -26,10 +26,7 @@ def pools(beats: Iterable[WorkerHeartbeat]) -> dict[str, tuple[WorkerHeartbeat, 
         if beat.state is ProcessState.READY and beat.relay is not None:
             forms = by_model.setdefault(beat.model, {})
             forms.setdefault((beat.model_fingerprint, beat.kv_form), []).append(beat)
-    return {
-        model: tuple(max(forms.values(), key=lambda members: (len(members), members[0].worker_id)))
-        for model, forms in by_model.items()
-    }
+    return {model: tuple(max(list(forms.values()), key=_size)) for model, forms in by_model.items()}
 
 
 def abilities(
@@ -74,6 +71,11 @@ def abilities(
 
 def holders(beats: Iterable[WorkerHeartbeat], role: Role) -> tuple[WorkerHeartbeat, ...]:
     return tuple(beat for beat in beats if role in beat.roles)
+
+
+def _size(members: list[WorkerHeartbeat]) -> tuple[int, str]:
+    """Of equal ones always the same."""
+    return len(members), members[0].worker_id
 
 
 def _middle(values: Sequence[float], otherwise: float) -> float:
