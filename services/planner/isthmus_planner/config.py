@@ -10,7 +10,7 @@ from isthmus_planner.cost.speeds import CostConstants
 from isthmus_planner.deadlines import DeadlinePolicy
 from isthmus_planner.roles.balance import BalancePolicy
 from isthmus_planner.roles.loop import RoleSettings
-from isthmus_planner.route import ModePolicy, Policy
+from isthmus_planner.routing.policy import ModePolicy, Policy
 from isthmus_shared.config import ServiceConfig
 
 _COST = CostConstants()

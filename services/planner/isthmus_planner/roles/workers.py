@@ -26,7 +26,11 @@ def pools(beats: Iterable[WorkerHeartbeat]) -> dict[str, tuple[WorkerHeartbeat, 
         if beat.state is ProcessState.READY and beat.relay is not None:
             forms = by_model.setdefault(beat.model, {})
             forms.setdefault((beat.model_fingerprint, beat.kv_form), []).append(beat)
-    return {model: tuple(max(list(forms.values()), key=_size)) for model, forms in by_model.items()}
+    chosen: dict[str, tuple[WorkerHeartbeat, ...]] = {}
+    for model, forms in by_model.items():
+        most = max(len(members) for members in forms.values())
+        chosen[model] = tuple(next(forms[form] for form in sorted(forms) if len(forms[form]) == most))
+    return chosen
 
 
 def abilities(
@@ -71,11 +75,6 @@ def abilities(
 
 def holders(beats: Iterable[WorkerHeartbeat], role: Role) -> tuple[WorkerHeartbeat, ...]:
     return tuple(beat for beat in beats if role in beat.roles)
-
-
-def _size(members: list[WorkerHeartbeat]) -> tuple[int, str]:
-    """Of equal ones always the same."""
-    return len(members), members[0].worker_id
 
 
 def _middle(values: Sequence[float], otherwise: float) -> float:
