@@ -3,8 +3,8 @@
 A change is made when the best division would serve enough more of what is asked for (`least_gain`, after the cost of
 switching), and has been pointing the same way for `hold_s`. Then one worker changes: the one that brings most. Its new
 role must show in its heartbeat; after that it is judged: with what its steps in the new role were seen to cost, and for
-the mix that the change was decided for, the change must have been one for the better, or it is taken back and that
-worker is left alone for a while. Only then comes the next change.
+the mix that the change was decided for, the change must bring a fair share of what was predicted, or it is taken back
+and that worker is left alone for a while. Only then comes the next change.
 
 Two things keep it from flapping when the mix oscillates: a worker that has changed keeps its role for `dwell_s`; and a
 model's change in one direction is not followed by one in the other within `dwell_s`, which doubles each time that the
@@ -25,9 +25,6 @@ from isthmus_shared.messages.health import Role
 
 PLAIN = Mix(rate_per_s=0.0, kinds=(Kind(isl_tokens=1024, cached_tokens=0, osl_tokens=256, weight=1.0),))
 """What is divided for while nobody has asked for anything."""
-
-DOUBT = 0.05
-"""Costs are estimates: so much less than without the change is no proof that it was wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,8 @@ class BalancePolicy:
     """The same, at most: by then the worker's steps in the new role are known, or there is nothing to be learned."""
     verify_steps: int = 8
     """Steps in the new role after which it may be judged."""
+    keep_share: float = 0.3
+    """Of the gain in capacity that was predicted for a change; one that brings less is taken back."""
     regret_s: float = 120.0
     """A worker whose change was taken back, or that did not obey, is left alone for so long; doubled each time."""
 
@@ -192,7 +191,7 @@ class Balancer:
         if better < served * (1 + policy.least_gain) or better <= 0:
             return False
         lost_per_s = sum(
-            max((of_each[key].of(role) / len(had) for role in had), default=0.0)
+            served - min(capacity(of_each, {**roles, key: frozenset()}).per_s, useful)
             for key, had in roles.items()
             if wanted[key] != had
         )
@@ -266,7 +265,8 @@ class Balancer:
         if not covers(without) or change.after_per_s <= change.before_per_s:
             self._over(change, "kept", realised)  # one half of a swap: the other half makes it good
             return None
-        if realised >= (1 - DOUBT) * capacity(of_each, without).per_s:
+        gained, promised = realised - capacity(of_each, without).per_s, change.after_per_s - change.before_per_s
+        if gained >= self.policy.keep_share * promised:
             self._regret.pop(change.worker_id, None)
             self._over(change, "kept", realised)
             return None

@@ -7,29 +7,12 @@ import random
 
 import pytest
 
-from isthmus_planner.cost.online import StepCosts
 from isthmus_planner.roles.capacity import Ability, capacity, decode_batch, prefill_s, speeds
 from isthmus_planner.roles.mix import HALF_LIFE_S, MAX_OPEN, WINDOW_S, Kind, Mix, MixMeter
 from isthmus_planner.roles.split import BOTH, DECODE, PREFILL, best_split, covers, current, toward
-from isthmus_shared.ids import Incarnation, RequestId, WorkerId
+from isthmus_shared.ids import RequestId, WorkerId
 from isthmus_shared.messages.health import Role
-
-COSTS = StepCosts(base_s=0.006, per_sequence_s=30e-6, per_kv_token_s=50e-9, per_prefill_token_s=40e-6)
-EITHER = frozenset({Role.PREFILL, Role.DECODE})
-
-
-def ability(
-    name: str, role: Role, *, able: frozenset[Role] = EITHER, prefill: float = 1.0, decode: float = 1.0
-) -> Ability:
-    """`prefill` and `decode`: times as fast as the plain one."""
-    costs = StepCosts(
-        COSTS.base_s / decode,
-        COSTS.per_sequence_s / decode,
-        COSTS.per_kv_token_s / decode,
-        COSTS.per_prefill_token_s / prefill,
-    )
-    life = Incarnation(f"{name}-life")
-    return Ability(WorkerId(name), life, (role,), able, costs, chunk_tokens=512, kv_tokens=400_000, max_batch=64)
+from isthmus_testing.role_pool import ability
 
 
 def mix(isl: int, osl: float, rate_per_s: float = 1.0) -> Mix:
@@ -96,7 +79,7 @@ def test_an_expectation_is_taken_over_the_mix_not_of_its_mean() -> None:
     context = (10 * (8192 + 5) + 8192 * (1024 + 4096)) / (10 + 8192)
     assert half.context_tokens == pytest.approx(context)
     cached = Mix(1.0, (Kind(8192, 8000, 10, 1.0),))
-    assert prefill_s(ability("w", Role.PREFILL), cached) == pytest.approx(0.006 + 192 * 40e-6)
+    assert prefill_s(ability("w", Role.PREFILL), cached) == pytest.approx(0.006 + 192 * 200e-6)
 
 
 def test_what_was_promised_to_a_tenth_counts() -> None:
