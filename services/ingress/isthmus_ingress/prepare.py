@@ -44,6 +44,8 @@ class Prepared:
     continuous_usage: bool
     return_token_ids: bool
     top_logprobs: int | None
+    cache_salt: str = ""
+    """Prefixes are shared between requests of one salt only."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -127,6 +129,7 @@ class Preparer:
             continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
             return_token_ids=bool(request.return_token_ids),
             top_logprobs=request.wanted_logprobs,
+            cache_salt=request.cache_salt or "",
         )
 
 

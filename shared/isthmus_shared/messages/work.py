@@ -111,6 +111,11 @@ class _Work(WireMessage):
     """The life of the worker this is meant for; another life answers `stale_party`."""
 
 
+MAX_SALT_CHARS = 256
+CacheSalt = Annotated[str, Field(max_length=MAX_SALT_CHARS)]
+"""Prefixes are shared between requests of one salt only. A tenant's secret; empty: shared with all that have none."""
+
+
 class SubmitPrefill(_Work):
     KIND: ClassVar[str] = "submit_prefill"
 
@@ -121,6 +126,7 @@ class SubmitPrefill(_Work):
     sampling: SamplingParams
     deadline_s: float = Field(gt=0)
     """From receipt to the end of the transfer; then everything held for it is freed."""
+    cache_salt: CacheSalt = ""
 
 
 class SubmitDecode(_Work):
@@ -134,6 +140,7 @@ class SubmitDecode(_Work):
     """None: aggregated; the worker prefills the prompt itself and no StartDecode follows."""
     transfer_deadline_s: float = Field(gt=0)
     """From receipt to committed KV and first token (ticket given), else unused."""
+    cache_salt: CacheSalt = ""
 
 
 class SubmitReply(WireMessage):
@@ -176,6 +183,7 @@ class SequenceEvent(Part):
     finish: FinishReason | None = None
     fault: Fault | None = None
     cached_tokens: int = 0
+    """With the first token."""
 
 
 class StepFacts(Part):
