@@ -6,6 +6,7 @@ Both front doors use it alike: `updates()` until `finished`, then `close()` on e
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from isthmus_ingress.choice import Channels, Choice, Piece
@@ -57,6 +58,7 @@ class Exchange:
         *,
         received_s: float,
         traceparent: str = "",
+        meter: Callable[[int], None] | None = None,
     ) -> None:
         if hub.running + len(prepared.sampling) > limits.max_in_flight:
             raise TooManyRequests(
@@ -65,6 +67,7 @@ class Exchange:
                 todo="try again shortly",
             )
         self.prepared = prepared
+        self._meter = meter
         self._hub, self._metrics = hub, deps.metrics
         self._loop = asyncio.get_running_loop()
         self._received_s = received_s
@@ -128,6 +131,7 @@ class Exchange:
     def start(self) -> None:
         self._metrics.requests_in_flight.inc()
         self._metrics.prompt_tokens.inc(self.prepared.prompt_tokens)
+        self._metrics.tenant_prompt_tokens.labels(self.prepared.tenant.name).inc(self.prepared.prompt_tokens)
         self._metrics.request_prompt_tokens.observe(self.prepared.prompt_tokens)
         for saga in self._sagas:
             self._hub.add(saga)
@@ -202,6 +206,8 @@ class Exchange:
             self._first_s[choice] = now_s
         self._last_s[choice] = now_s
         self._metrics.generation_tokens.inc(tokens)
+        if self._meter is not None:
+            self._meter(tokens)
 
     def close(self) -> None:
         """Nobody waits any more: what is still running is cancelled. Call once after `start`."""
@@ -209,9 +215,11 @@ class Exchange:
             if not saga.saga.over:
                 saga.feed(ClientGone())
         outcome = self.outcome or ("ok" if self.finished else "client_gone")
-        self._span.end(
-            error="" if outcome == "ok" else outcome, output_tokens=sum(choice.tokens for choice in self.choices)
-        )
+        output_tokens = sum(choice.tokens for choice in self.choices)
+        self._span.end(error="" if outcome == "ok" else outcome, output_tokens=output_tokens)
+        tenant = self.prepared.tenant.name
+        self._metrics.tenant_requests.labels(tenant, outcome).inc()
+        self._metrics.tenant_generation_tokens.labels(tenant).inc(output_tokens)
         for choice in self.choices:
             self._count_choice(choice, outcome)
         self._metrics.requests.labels("chat" if self.prepared.chat else "completions", outcome).inc()
