@@ -11,7 +11,6 @@ from isthmus_ingress.service import Ingress
 from isthmus_shared.runtime import run_from_environ
 from isthmus_shared.service import ServiceRuntime
 
-
 YOUNG_OBJECTS = 20_000
 """Made since the last look for cycles, before the next: some forty requests' worth. Nearly all end by themselves."""
 
