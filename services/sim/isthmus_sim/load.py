@@ -46,6 +46,8 @@ class Outcome:
     finish: str | None = None
     error: IsthmusError | None = None
     began_s: float = 0.0
+    first_s: float | None = None
+    """Its first token."""
     left_s: float | None = None
     ended_s: float | None = None
     crashed: bool = False
@@ -130,6 +132,7 @@ async def serve(frontend: Frontend, outcome: Outcome, *, traceparent: str | None
             while not exchange.finished:
                 for _, update in await exchange.updates():
                     if hasattr(update, "token_ids"):
+                        outcome.first_s = loop.time() if outcome.first_s is None else outcome.first_s
                         outcome.tokens += update.token_ids
                     else:
                         outcome.finish = update.reason

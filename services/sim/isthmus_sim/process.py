@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import dataclasses
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-
-import tokenizers
-from tokenizers import decoders, models
+from typing import Any
 
 from isthmus_decode.role import DecodeRole
 from isthmus_ingress.cancels import Cancels
@@ -21,7 +18,7 @@ from isthmus_ingress.frontend import Frontend
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.prepare import Preparer
 from isthmus_ingress.roster import Roster
-from isthmus_ingress.text import ModelText, Tokenizer, byte_level_alphabet
+from isthmus_ingress.text import ModelText
 from isthmus_planner.config import PlannerConfig
 from isthmus_planner.service import PlannerService
 from isthmus_prefill.role import PrefillRole
@@ -29,8 +26,6 @@ from isthmus_shared.bus.memory import MemoryBroker
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.engines.batching import BatchingEngine
 from isthmus_shared.engines.config import EngineKind
-from isthmus_shared.engines.runner_port import RunnerInfo, StepResult
-from isthmus_shared.engines.sequence import Batch
 from isthmus_shared.engines.sim import SimRunner
 from isthmus_shared.errors import BusDisconnected, PartyLost
 from isthmus_shared.ids import Incarnation, IngressId, NodeId, RequestId, TransferId, WorkerId
@@ -42,6 +37,7 @@ from isthmus_shared.service import ServiceRuntime
 from isthmus_shared.tracing import NullTracing, Tracing
 from isthmus_sim.bus import SimBus, Weather
 from isthmus_sim.fabric import Fabric
+from isthmus_sim.model import SlowableRunner, byte_tokenizer
 from isthmus_sim.relay import SimLink, SimRelay
 from isthmus_sim.trace import Trace
 from isthmus_worker.config import WorkerConfig
@@ -151,26 +147,6 @@ class Node:
             await self.bus.publish(subjects.WORKER_LOST, lost.encode())
 
 
-class SlowableRunner:
-    """A sim runner whose steps take `slowness` times as long."""
-
-    def __init__(self, inner: SimRunner) -> None:
-        self.slowness = 1.0
-        self._inner = inner
-
-    async def start(self) -> RunnerInfo:
-        return await self._inner.start()
-
-    async def stop(self) -> None:
-        await self._inner.stop()
-
-    async def execute(self, batch: Batch) -> StepResult:
-        step = await self._inner.execute(batch)
-        took_s = step.took_s * self.slowness  # it may change while we sleep
-        await asyncio.sleep(took_s - step.took_s)
-        return dataclasses.replace(step, took_s=took_s)
-
-
 class FencedRole:
     """A role under watch: no attempt may take the place of a newer one at the same request."""
 
@@ -242,7 +218,20 @@ class Service(abc.ABC):
 
 
 class Worker(Service):
-    def __init__(self, world: World, name: str, role: Role, node: Node, *, kv_layout: str, kv_blocks: int) -> None:
+    """`able`: roles that may be assigned to it beside its own. `settings`: of its `WorkerConfig`, beside these."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        role: Role,
+        node: Node,
+        *,
+        kv_layout: str,
+        kv_blocks: int,
+        able: tuple[Role, ...] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(world, name)
         self.node = node
         self.host: WorkerHost | None = None
@@ -250,16 +239,18 @@ class Worker(Service):
         self.runner: SlowableRunner | None = None
         self._role = role
         self._link: SimLink | None = None
-        self._config = WorkerConfig(
-            id=WorkerId(name),
-            node_id=node.node_id,
-            kind=EngineKind.SIM,
-            model_name=MODEL,
-            kv_layout=kv_layout,
-            kv_blocks=kv_blocks,
-            sim_eos_chance=EOS_CHANCE,
-            staging_wait_s=STAGING_WAIT_S,
-        )
+        self._able = able
+        given: dict[str, Any] = {
+            "id": WorkerId(name),
+            "node_id": node.node_id,
+            "kind": EngineKind.SIM,
+            "model_name": MODEL,
+            "kv_layout": kv_layout,
+            "kv_blocks": kv_blocks,
+            "sim_eos_chance": EOS_CHANCE,
+            "staging_wait_s": STAGING_WAIT_S,
+        }
+        self._config = WorkerConfig(**(given | dict(settings or {})))
 
     async def crash(self, *, told: bool = False) -> None:
         """If `told`, its relay sees its connection close, and says so."""
@@ -281,7 +272,6 @@ class Worker(Service):
             engine_config = config.engine_config()
             runner = SlowableRunner(SimRunner(engine_config))
             engine = BatchingEngine(runner, engine_config)
-            role = PrefillRole(config.staging_wait_s) if self._role is Role.PREFILL else DecodeRole()
             me = WorkerRef(worker_id=config.id, incarnation=life, node_id=config.node_id)
 
             async def connect() -> SimLink:
@@ -292,14 +282,26 @@ class Worker(Service):
                     self._link = link
                 return link
 
-            host = WorkerHost(runtime, engine, connect, [FencedRole(role, self._world)])
+            own, able = self._handlers(self._role), [self._handlers(role) for role in self._able]
+            host = WorkerHost(runtime, engine, connect, [own], able=able)
             self.host, self.engine, self.runner, self.runtime = host, engine, runner, runtime
             await host.run()
 
+    def _handlers(self, role: Role) -> RoleHandlers:
+        inner = PrefillRole(self._config.staging_wait_s) if role is Role.PREFILL else DecodeRole()
+        return FencedRole(inner, self._world)
+
 
 class Planner(Service):
+    """`settings`: of its `PlannerConfig`, in place of tight deadlines that suit faults."""
+
+    def __init__(self, world: World, name: str, settings: Mapping[str, Any] | None = None) -> None:
+        super().__init__(world, name)
+        tight = {"ttft_floor_s": 3.0, "transfer_floor_s": 1.0, "stall_floor_s": 1.5}
+        self._config = PlannerConfig(**(tight if settings is None else settings))
+
     async def _main(self, bus: SimBus) -> None:
-        config = PlannerConfig(ttft_floor_s=3.0, transfer_floor_s=1.0, stall_floor_s=1.5)
+        config = self._config
         runtime = ServiceRuntime(
             "planner",
             config,
@@ -317,8 +319,17 @@ class Planner(Service):
 class SimIngress(Service):
     """The ingress below its front doors: hub, frontend and heartbeat."""
 
-    def __init__(self, world: World, name: str, executor: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        executor: ThreadPoolExecutor,
+        *,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        max_in_flight: int = 256,
+    ) -> None:
         super().__init__(world, name)
+        self._limits = {"request_timeout_s": request_timeout_s, "max_in_flight": max_in_flight}
         self.frontend: Frontend | None = None
         self.hub: Hub | None = None
         self._executor = executor
@@ -329,9 +340,7 @@ class SimIngress(Service):
 
     async def _main(self, bus: SimBus) -> None:
         life = self.life
-        config = IngressConfig.model_validate(
-            {"id": self.name, "model": "unused", "request_timeout_s": REQUEST_TIMEOUT_S, "max_in_flight": 256}
-        )
+        config = IngressConfig.model_validate({"id": self.name, "model": "unused", **self._limits})
         runtime = ServiceRuntime(
             "ingress",
             config,
@@ -373,10 +382,3 @@ class SimIngress(Service):
                 cancels.close()
             for task in background:
                 task.cancel()
-
-
-def byte_tokenizer() -> Tokenizer:
-    """One token per byte; what the sim engine gives is printable."""
-    inner = tokenizers.Tokenizer(models.BPE(vocab=byte_level_alphabet(), merges=[]))
-    inner.decoder = decoders.ByteLevel()
-    return Tokenizer(inner, source="simulation")

@@ -32,11 +32,11 @@ class BalancePolicy:
     least_gain: float = 0.10
     """Of the requests served; less is not worth a change."""
     hold_s: float = 8.0
-    """So long the wish must have lasted, in one direction."""
+    """So long the wish must have lasted, in one direction; half of that without it ends it (rates are noisy)."""
     dwell_s: float = 60.0
     """Between two changes of one worker, and between changes of a model in opposite directions."""
     max_dwell_s: float = 1920.0
-    headroom: float = 1.3
+    headroom: float = 1.5
     """Capacity beyond so many times what arrives is of no use: with less load than that nothing is changed."""
     switch_s: float = 10.0
     """Of a worker's time that a change costs: it ends what it has and fills anew."""
@@ -112,6 +112,7 @@ class Balancer:
     _pending: _Pending | None = None
     _leaning: int = 0
     _since_s: float = 0.0
+    _wished_s: float = 0.0
     _uncovered_s: float | None = None
     _changed_s: dict[WorkerId, float] = field(default_factory=dict)
     _regret: dict[WorkerId, tuple[float, float]] = field(default_factory=dict)
@@ -161,8 +162,10 @@ class Balancer:
         now, best = capacity(of_each, roles), capacity(of_each, wanted)
         direction = _direction(roles, wanted)
         if wanted == roles or not self._pays(now.per_s, best.per_s, roles, wanted, of_each, mix):
-            self._leaning = 0
+            if now_s - self._wished_s > self.policy.hold_s / 2:
+                self._leaning = 0
             return None
+        self._wished_s = now_s
         if self._leaning != _lean(direction):
             self._leaning, self._since_s = _lean(direction), now_s
         if now_s - self._since_s < self.policy.hold_s or self._too_soon(direction, now_s):
