@@ -7,6 +7,15 @@ from isthmus_shared.errors import InvalidRequest
 MAX_SUBJECT_CHARS = 512  # a NATS control line holds 4096 bytes: subject, reply and sizes
 
 
+INBOX = "_INBOX"
+"""Where answers go. Nothing else is ever answered to: whoever asks could otherwise make the one who answers say
+something on a subject that the asker itself may not use."""
+
+
+def is_inbox(subject: str | None) -> bool:
+    return subject is not None and subject.startswith(f"{INBOX}.")
+
+
 def check_subject(subject: str, *, wildcards: bool) -> None:
     """`InvalidRequest` unless it is a subject (or, with `wildcards`, a pattern)."""
     tokens = subject.split(".")

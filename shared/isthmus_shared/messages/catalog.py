@@ -33,6 +33,7 @@ _WORKER = MappingProxyType({"worker": "The worker's id"})
 _INGRESS = MappingProxyType(
     {"ingress": "The ingress' id", "incarnation": "Its life, so that a restart hears nothing old"}
 )
+_CANCEL = MappingProxyType({"client": "Who asked", "name": "What the asker calls it"})
 _worker_id = WorkerId("{worker}")
 
 CHANNELS: tuple[Channel, ...] = (
@@ -205,6 +206,15 @@ CHANNELS: tuple[Channel, ...] = (
         ("ingress",),
         "An OpenAI completion request in JSON or msgpack; answers come to the reply inbox",
         queue=subjects.API_QUEUE,
+    ),
+    Channel(
+        "api_cancel",
+        subjects.api_cancel("{client}", "{name}"),
+        None,
+        ("client",),
+        ("ingress",),
+        "Ends the request whose header `isthmus-cancel` named this subject; whatever is published",
+        parameters=_CANCEL,
     ),
     Channel(
         "api_models",
