@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from isthmus_planner.cost.online import LiveCosts
@@ -53,6 +53,8 @@ class Plan:
     predicted: Prediction
     waits_s: float
     """Beyond prefill: room for KV on the decode side."""
+    staged: bool = False
+    """`decode` fetches the KV that is there already; nobody prefills."""
 
     @property
     def load(self) -> int:
@@ -73,6 +75,8 @@ class Cluster:
     """False in a planner so young that it may not have heard everyone yet."""
     learned: Mapping[Incarnation, LiveCosts] = field(default_factory=dict)
     """What the workers' steps cost, of those that have told."""
+    relays: frozenset[Incarnation] = frozenset()
+    """The lives of those that are alive."""
 
     def side(self, worker: WorkerHeartbeat) -> Side:
         life = worker.incarnation
@@ -83,13 +87,17 @@ def choose(request: RouteRequest, cluster: Cluster, policy: Policy, planner: Inc
     """The route and what it was chosen for; raises the typed refusal when there is none."""
     removed: Counter[str] = Counter()
     able = list(_able(request, cluster, removed))
-    plans = list(_plans(request, able, cluster, policy, removed)) or list(_last_resort(request, cluster, policy))
+    plans = (
+        list(_resuming(request, able, cluster, policy))
+        or list(_plans(request, able, cluster, policy, removed))
+        or list(_last_resort(request, cluster, policy))
+    )
     if not plans:
         raise _refusal(request, cluster, removed)
     best = min(plans, key=lambda plan: _rank(plan, policy, cluster.pending))
     prefill = None if best.prefill is None else ref_of(best.prefill)
     route = Route(
-        mode=Mode.AGGREGATED if prefill is None else Mode.DISAGGREGATED,
+        mode=Mode.AGGREGATED if prefill is None and not best.staged else Mode.DISAGGREGATED,
         prefill=prefill,
         decode=ref_of(best.decode),
         deadlines=policy.deadlines.for_prediction(best.predicted, crossing_s(request.isl_tokens, policy.constants)),
@@ -103,7 +111,9 @@ def assignments(request: RouteRequest, plan: Plan) -> Iterator[tuple[Incarnation
     """What the plan adds to each side until its next beat shows it."""
     blocks = blocks_for(request.isl_tokens, plan.decode.kv_block_tokens)
     if plan.prefill is None:
-        yield plan.decode.incarnation, Pending(prefill_tokens=request.isl_tokens, sequences=1, kv_blocks=blocks)
+        there = request.staged.tokens if plan.staged and request.staged is not None else 0
+        tokens = max(0, request.isl_tokens - there)
+        yield plan.decode.incarnation, Pending(prefill_tokens=tokens, sequences=1, kv_blocks=blocks)
         return
     yield plan.prefill.incarnation, Pending(prefill_tokens=request.isl_tokens, sequences=1)
     yield plan.decode.incarnation, Pending(sequences=1, kv_blocks=blocks)
@@ -172,6 +182,21 @@ def _plans(
         removed["has no decode role"] += len(able)
     for decode in decoders:
         yield _plan(request, None, decode, cluster, policy)
+
+
+def _resuming(request: RouteRequest, able: list[WorkerHeartbeat], cluster: Cluster, policy: Policy) -> Iterator[Plan]:
+    """Decode workers that can fetch the KV that is staged, and have only the tokens after it to compute."""
+    staged = request.staged
+    if staged is None or staged.relay.incarnation not in cluster.relays:
+        return
+    for decode in able:
+        same = (decode.model_fingerprint, decode.kv_form) == (staged.model_fingerprint, staged.kv_form)
+        if same and Role.DECODE in decode.roles and decode.relay is not None:
+            rest = request.model_copy(update={"isl_tokens": max(1, request.isl_tokens - staged.tokens)})
+            plan = _plan(rest, None, decode, cluster, policy)
+            free = decode.load.kv_blocks_free - cluster.side(decode).pending.kv_blocks
+            short = blocks_for(request.isl_tokens + 1, decode.kv_block_tokens) > free
+            yield replace(plan, staged=True, waits_s=KV_WAIT_S if short else 0.0)
 
 
 def _last_resort(request: RouteRequest, cluster: Cluster, policy: Policy) -> Iterator[Plan]:

@@ -10,7 +10,7 @@ from isthmus_planner.route import Cluster, ModePolicy, Plan, Policy, assignments
 from isthmus_shared.errors import ContextTooLong, IsthmusError, ModelNotFound, Unavailable
 from isthmus_shared.ids import Incarnation, NodeId, RequestId, WorkerId
 from isthmus_shared.messages.health import ProcessState, Role, WorkerHeartbeat, WorkerLoad
-from isthmus_shared.messages.route import Mode, Route, RouteRequest
+from isthmus_shared.messages.route import Mode, Route, RouteRequest, StagedKv
 from isthmus_shared.messages.work import RelayRef
 
 PLANNER = Incarnation("planner-life")
@@ -228,3 +228,42 @@ def test_a_refusal_says_which_filter_removed_whom() -> None:
     error = _refusal(lambda: route(ask(), cluster(starting)))
     assert type(error) is Unavailable
     assert "1 x is starting" in error.why
+
+
+def staged(tokens: int = 900, **facts: str) -> StagedKv:
+    relay = RelayRef(node_id=NodeId("node-p"), incarnation=Incarnation(facts.get("relay", "r")), address="127.0.0.1:1")
+    fingerprint, form = facts.get("fingerprint", "f"), facts.get("form", "fp32")
+    return StagedKv(relay=relay, tokens=tokens, model_fingerprint=fingerprint, kv_form=form)
+
+
+def resumed(*workers: WorkerHeartbeat, kv: StagedKv, policy: Policy = Policy()) -> tuple[Route, Plan]:  # noqa: B008
+    request = RouteRequest(
+        request_id=RequestId("r"),
+        model="demo",
+        isl_tokens=1000,
+        max_osl_tokens=10,
+        staged=kv,
+        exclude=(Incarnation("x"),),
+    )
+    cluster = Cluster(workers, {}, frozenset({"demo"}), warm=True, relays=frozenset({Incarnation("r")}))
+    return choose(request, cluster, policy, PLANNER)
+
+
+@pytest.mark.parametrize("mode", ModePolicy)
+def test_staged_kv_is_fetched_by_a_decode_worker_and_nobody_prefills(mode: ModePolicy) -> None:
+    route, plan = resumed(worker("p", Role.PREFILL), worker("d", Role.DECODE), kv=staged(), policy=Policy(mode=mode))
+    assert (route.mode, route.prefill, route.decode.worker_id) == (Mode.DISAGGREGATED, None, "d")
+    request = RouteRequest(request_id=RequestId("r"), model="demo", isl_tokens=1000, max_osl_tokens=1, staged=staged())
+    ((life, pending),) = assignments(request, plan)
+    assert (life, pending.prefill_tokens) == ("life-d", 100), "only what follows the staged KV is computed"
+
+
+@pytest.mark.parametrize("facts", [{"relay": "dead"}, {"fingerprint": "other"}, {"form": "bf16"}])
+def test_staged_kv_that_nobody_can_fetch_is_prefilled_again(facts: dict[str, str]) -> None:
+    route, _ = resumed(worker("p", Role.PREFILL), worker("d", Role.DECODE), kv=staged(**facts))
+    assert (route.mode, route.prefill is None) == (Mode.DISAGGREGATED, False)
+
+
+def test_a_decode_worker_without_a_relay_fetches_no_staged_kv() -> None:
+    route, _ = resumed(worker("d", Role.DECODE, relay=False), kv=staged())
+    assert route.mode is Mode.AGGREGATED
