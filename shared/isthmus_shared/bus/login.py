@@ -97,5 +97,7 @@ def _context(login: BusLogin) -> ssl.SSLContext:
             context.load_cert_chain(login.cert, login.key)
     except OSError as error:  # ssl.SSLError too
         why = f"{login.ca}, {login.cert}, {login.key}: {error.strerror or error}"
-        raise ConfigInvalid("the TLS files for the bus cannot be used", why=why, param="ISTHMUS_NATS_CA") from error
+        raise ConfigInvalid(
+            "ISTHMUS_NATS_CA, _CERT or _KEY cannot be used", why=why, param="ISTHMUS_NATS_CA"
+        ) from error
     return context

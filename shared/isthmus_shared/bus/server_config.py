@@ -1,25 +1,21 @@
 """The configuration of a nats-server whose every user may do only what its role needs. JSON, which the server reads.
 
-It holds passwords (of nkey users only public keys): write it with `write_secret`.
+It holds passwords (of nkey users only public keys): write it with `secret_file.write_secret`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus_shared.bus.permissions import ANSWER_WITHIN, Role, grant_of, user_name
+from isthmus_shared.bus.server import JETSTREAM_BYTES, MAX_PAYLOAD_BYTES
 
 ACCOUNT = "ISTHMUS"
-MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
-"""NATS' default of 1 MiB would refuse a prompt of some 200,000 tokens; 8 MiB is the most that NATS recommends."""
 PASSWORD_BYTES = 32
-MAX_SUBSCRIPTIONS = 4096
-"""Of one connection: an ingress has a handful and one for each request that may be cancelled over the bus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +45,34 @@ def new_password() -> str:
     return secrets.token_urlsafe(PASSWORD_BYTES)
 
 
-def settings(
-    users: Sequence[BusUser], *, tls: ServerTls | None = None, jetstream_dir: Path | None = None
-) -> dict[str, object]:
-    """Fields of the server's configuration beside its address. Whoever is not among `users` is refused."""
+def accounts(users: Sequence[BusUser], *, jetstream: bool) -> dict[str, object]:
+    """Whoever is not among `users` is refused. `jetstream`: whether the server has it (for the planner's lease)."""
     account: dict[str, object] = {"users": [_user(user) for user in users]}
+    if jetstream:
+        account["jetstream"] = "enabled"
+    return {"accounts": {ACCOUNT: account}}
+
+
+def settings(
+    users: Sequence[BusUser],
+    *,
+    port: int,
+    monitor_port: int | None = None,
+    tls: ServerTls | None = None,
+    jetstream_dir: Path | None = None,
+) -> dict[str, object]:
+    """The whole configuration of a server that listens on every address."""
     made: dict[str, object] = {
+        "port": port,
         "max_payload": MAX_PAYLOAD_BYTES,
         "max_pending": max(64 * 1024 * 1024, 2 * MAX_PAYLOAD_BYTES),
-        "max_subscriptions": MAX_SUBSCRIPTIONS,
-        "accounts": {ACCOUNT: account},
+        **accounts(users, jetstream=jetstream_dir is not None),
     }
+    if monitor_port is not None:
+        made["http"] = f"127.0.0.1:{monitor_port}"
     if jetstream_dir is not None:
-        account["jetstream"] = "enabled"
-        made["jetstream"] = {"store_dir": str(jetstream_dir)}
+        limits = {"max_memory_store": JETSTREAM_BYTES, "max_file_store": JETSTREAM_BYTES}
+        made["jetstream"] = {"store_dir": str(jetstream_dir), **limits}
     if tls is not None:
         files: dict[str, object] = {"cert_file": str(tls.cert), "key_file": str(tls.key), "min_version": "1.3"}
         if tls.ca is not None:
@@ -86,12 +96,3 @@ def _user(user: BusUser) -> dict[str, object]:
 
 def as_text(fields: dict[str, object]) -> str:
     return json.dumps(fields, indent=1)
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Whole or not at all, and for its owner only, from the first byte."""
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-    part.replace(path)
