@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import nats.errors
-from nats.aio.client import Client
 
+from isthmus_shared.bus.direct import DirectClient
 from isthmus_shared.bus.login import Dialling
 
 
-class LoginClient(Client):
+class LoginClient(DirectClient):
     """nats-py goes on in the clear when a server does not ask for TLS, whatever the URL says: somebody in between could
     so have our password. This one says nothing then."""
 

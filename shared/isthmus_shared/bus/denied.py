@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from isthmus_shared.bus.refusals import forbidden
@@ -22,7 +20,8 @@ class Denied:
         self._user = user
         self._publishing: set[str] = set()
         self._hearing: set[str] = set()
-        self._asking: dict[str, set[asyncio.Future[Any]]] = {}
+        self.asking: dict[asyncio.Future[Any], str] = {}
+        """Who waits for an answer, and on which subject it asked."""
 
     def take(self, error: str) -> bool:
         """Whether that error is of this kind. Whoever waits for an answer from that subject gets `BusForbidden`."""
@@ -34,8 +33,8 @@ class Denied:
         if len(known) < MAX_SUBJECTS:
             known.add(subject)
         if known is self._publishing:
-            for answer in self._asking.get(subject, ()):
-                if not answer.done():
+            for answer, asked in self.asking.items():
+                if asked.lower() == subject and not answer.done():
                     answer.set_exception(forbidden("say", found[2], self._user))
         return True
 
@@ -44,18 +43,6 @@ class Denied:
 
     def hearing(self, subject: str) -> bool:
         return bool(self._hearing) and subject.lower() in self._hearing
-
-    @contextmanager
-    def told(self, subject: str, answer: asyncio.Future[Any]) -> Iterator[None]:
-        """While a question on `subject` waits for `answer`."""
-        key = subject.lower()
-        self._asking.setdefault(key, set()).add(answer)
-        try:
-            yield
-        finally:
-            self._asking[key].discard(answer)
-            if not self._asking[key]:
-                del self._asking[key]
 
     def clear(self) -> None:
         """A new connection: the server's configuration may be another."""

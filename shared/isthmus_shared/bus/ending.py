@@ -1,8 +1,9 @@
-"""How tasks that nats-py runs in are ended: it swallows a cancellation now and then."""
+"""How tasks that nats-py runs in are ended, which swallows a cancellation now and then, and how a wait is failed."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 AGAIN_S = 0.1
 """Between two cancellations of one task."""
@@ -19,3 +20,8 @@ async def end(task: asyncio.Task[None]) -> None:
 def observe(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         task.exception()
+
+
+def fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -15,20 +15,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Any, Self
 
 import nats.errors
 import structlog
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription as NatsSubscription
 
 from isthmus_shared.bus import refusals
 from isthmus_shared.bus.client import LoginClient
 from isthmus_shared.bus.denied import Denied
-from isthmus_shared.bus.ending import end, observe
+from isthmus_shared.bus.direct import mover
+from isthmus_shared.bus.ending import end, fail, observe
+from isthmus_shared.bus.interest import Interest
 from isthmus_shared.bus.login import NO_LOGIN, BusLogin, dialling, shown
 from isthmus_shared.bus.pending import PendingMessages
 from isthmus_shared.bus.port import BusMessage
@@ -44,21 +43,12 @@ SETTLE_TIMEOUT_S = 10
 """For the server to confirm a subscription; it answers in milliseconds unless the connection is dead."""
 FLUSH_TIMEOUT_S = 5
 """Longest a publish waits for a full socket."""
+QUICK_PENDING_BYTES = 1024 * 1024
+"""Not yet written to the socket. nats-py waits for the socket beyond 2 MiB; below a half of that a publish returns at
+once."""
 RAW_PENDING_MESSAGES = 65536
 """nats-py's own queue in front of our buffer: above what one 32 KiB read can hold (its pump runs between reads)."""
 _NO_RESPONDERS_STATUS = "503"
-
-
-@dataclass(eq=False, slots=True)
-class _Interest:
-    """One subscription, and nats-py's handle of it (a new one after each new client)."""
-
-    subject: str
-    queue: str | None
-    deliver: Callable[[BusMessage], None]
-    end: Callable[[], None]
-    handle: NatsSubscription | None = None
-    withdrawn: bool = False
 
 
 class NatsBus:
@@ -72,7 +62,7 @@ class NatsBus:
         self._lost = asyncio.Event()
         self._closed = False
         self._outages = 0
-        self._interests: set[_Interest] = set()
+        self._interests: set[Interest] = set()
         self._waiting: set[asyncio.Future[Any]] = set()
         self._replies: dict[str, asyncio.Future[BusMessage]] = {}
         self._denied = Denied(self._to.user)
@@ -152,13 +142,26 @@ class NatsBus:
     async def request(
         self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> BusMessage:
-        with self._reply() as (inbox, answer), self._denied.told(subject, answer):
+        with self._reply() as (inbox, answer):
+            self._denied.asking[answer] = subject
+            late = refusals.too_late(subject, timeout_s)
             try:
-                async with asyncio.timeout(timeout_s):
-                    await self.publish(subject, data, reply=inbox, headers=headers)
-                    message = await answer
+                if self._client.pending_data_size < QUICK_PENDING_BYTES:
+                    # The publish can't block: a timer that fails the answer costs less than a timeout's context.
+                    timer = asyncio.get_running_loop().call_later(timeout_s, fail, answer, late)
+                    try:
+                        await self.publish(subject, data, reply=inbox, headers=headers)
+                        message = await answer
+                    finally:
+                        timer.cancel()
+                else:
+                    async with asyncio.timeout(timeout_s):
+                        await self.publish(subject, data, reply=inbox, headers=headers)
+                        message = await answer
             except TimeoutError as error:
-                raise refusals.too_late(subject, timeout_s) from error
+                raise late from error
+            finally:
+                del self._denied.asking[answer]
         if message.headers.get("Status") == _NO_RESPONDERS_STATUS and not message.data:
             raise refusals.no_responders(subject)
         return message
@@ -171,7 +174,7 @@ class NatsBus:
         if not self.connected:
             raise self._disconnected()
         pending = _NatsPending(self, subject, max_pending=max_pending)
-        interest = _Interest(subject, queue, pending.offer, pending.end)
+        interest = Interest(subject, queue, pending.offer, pending.end)
         pending.interest = interest
         try:
             await self._settle(self._register(interest))
@@ -220,8 +223,9 @@ class NatsBus:
             ping_interval=PING_INTERVAL_S,
             max_outstanding_pings=MAX_OUTSTANDING_PINGS,
             flush_timeout=FLUSH_TIMEOUT_S,
+            skip_subject_validation=True,  # done here
         )
-        await self._attach(_Interest(f"{self._reply_prefix}.*", None, self._on_reply, self._fail_waiting))
+        await self._attach(Interest(f"{self._reply_prefix}.*", None, self._on_reply, self._fail_waiting))
         for interest in list(self._interests):
             await self._attach(interest)
         await self._echo()
@@ -242,29 +246,25 @@ class NatsBus:
                     await self._client.close()
                 self._lost.set()
 
-    async def _attach(self, interest: _Interest) -> None:
-        async def move(message: Msg) -> None:
-            # The one callback we give to nats-py. It neither awaits nor raises, which is what breaks its reader.
-            interest.deliver(BusMessage(message.subject, message.data, message.reply or None, message.headers or {}))
-
+    async def _attach(self, interest: Interest) -> None:
         interest.handle = await self._client.subscribe(
             interest.subject,
             queue=interest.queue or "",
-            cb=move,
+            cb=mover(interest.deliver),  # neither awaits nor raises, which is what breaks its reader
             pending_msgs_limit=RAW_PENDING_MESSAGES,
             pending_bytes_limit=0,
         )
         if interest.withdrawn:
             await self._detach(interest)
 
-    async def _register(self, interest: _Interest) -> None:
+    async def _register(self, interest: Interest) -> None:
         self._interests.add(interest)
         await self._attach(interest)
         await self._echo()
         if self._denied.hearing(interest.subject):  # the server says so before it sends our message back
             raise refusals.forbidden("hear", interest.subject, self._to.user)
 
-    async def _detach(self, interest: _Interest) -> None:
+    async def _detach(self, interest: Interest) -> None:
         handle, interest.handle = interest.handle, None
         if handle is not None:
             with contextlib.suppress(
@@ -273,7 +273,7 @@ class NatsBus:
                 await handle.unsubscribe()
                 await self._echo()
 
-    async def _withdraw(self, interest: _Interest) -> None:
+    async def _withdraw(self, interest: Interest) -> None:
         if interest.withdrawn:
             return
         interest.withdrawn = True
@@ -389,7 +389,7 @@ class _NatsPending(PendingMessages):
     def __init__(self, bus: NatsBus, subject: str, *, max_pending: int) -> None:
         super().__init__(subject, max_pending=max_pending)
         self._bus = bus
-        self.interest: _Interest | None = None
+        self.interest: Interest | None = None
 
     async def unsubscribe(self) -> None:
         self.end()

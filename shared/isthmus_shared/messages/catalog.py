@@ -204,7 +204,7 @@ CHANNELS: tuple[Channel, ...] = (
         "worker_lost",
         subjects.WORKER_LOST,
         health.WorkerLost,
-        ("kvrelay", "prefill-worker", "decode-worker"),
+        ("kvrelay", "prefill-worker", "decode-worker", "planner"),
         ("planner", "ingress"),
         "A worker is gone: its relay saw the socket close, or it said goodbye",
     ),
@@ -213,7 +213,7 @@ CHANNELS: tuple[Channel, ...] = (
         subjects.RELAY_RATES,
         health.RelayRates,
         ("planner",),
-        ("kvrelay",),
+        ("kvrelay", "planner"),
         "How fast relays may send to each other",
     ),
     Channel(

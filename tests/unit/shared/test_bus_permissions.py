@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,8 @@ from isthmus_shared.errors import ConfigInvalid
 from isthmus_shared.ids import WorkerId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.catalog import CHANNELS
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_subject_of_the_code_is_a_channel() -> None:
@@ -77,3 +82,40 @@ def test_only_planners_touch_streams_and_only_their_own() -> None:
 def test_a_name_that_could_widen_a_subject_is_refused(name: str) -> None:
     with pytest.raises(ConfigInvalid):
         grant_of(Role.WORKER, name)
+
+
+SAYS = {"publish", "request", "heartbeat"}
+HEARS = {"subscribe", "subscribed", "serve", "watch"}
+FOLDERS = {
+    Role.INGRESS: ("services/ingress",),
+    Role.PLANNER: ("services/planner",),
+    Role.WORKER: ("services/worker", "services/prefill-worker", "services/decode-worker"),
+    Role.RELAY: ("kvrelay",),
+    Role.OPERATOR: ("services/cli",),
+}
+
+
+def used(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """(where, what is called, a subject that is named in the call's arguments), wherever a file names one there."""
+    for path in sorted(folder.rglob("*.py")):
+        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            if called not in SAYS | HEARS:
+                continue
+            for argument in call.args:
+                named = argument.func if isinstance(argument, ast.Call) else argument
+                if isinstance(named, ast.Attribute) and getattr(named.value, "id", "") == "subjects":
+                    known = getattr(subjects, named.attr)
+                    names = inspect.signature(known).parameters if callable(known) else ()
+                    yield f"{path.name}:{call.lineno}", called, known(*("x" for _ in names)) if names else known
+
+
+@pytest.mark.parametrize("role", FOLDERS)
+def test_a_service_says_and_hears_only_what_its_role_may(role: Role) -> None:
+    grant, found = grant_of(role), 0
+    for folder in FOLDERS[role]:
+        for where, called, subject in used(ROOT / folder):
+            found += 1
+            patterns = grant.publish if called in SAYS else grant.subscribe
+            assert allows(patterns, subject), f"{where}: {called} {subject}: name {role} in messages/catalog.py"
+    assert found > 0
