@@ -197,7 +197,7 @@ CHANNELS: tuple[Channel, ...] = (
         subjects.HEARTBEAT_PLANNER,
         health.PlannerHeartbeat,
         ("planner",),
-        ("ingress",),
+        ("ingress", "planner"),
         "A planner's life",
     ),
     Channel(
