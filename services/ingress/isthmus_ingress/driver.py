@@ -39,7 +39,7 @@ from isthmus_shared.ids import Incarnation, RequestId, TransferId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.quick import Facts, QuickEvent
-from isthmus_shared.messages.route import Route, RouteReply, RouteRequest
+from isthmus_shared.messages.route import Route, RouteReply, RouteRequest, Slo
 from isthmus_shared.messages.work import (
     Ack,
     Cancel,
@@ -74,6 +74,8 @@ class Work:
     cache_salt: str = ""
     prefix: tuple[bytes, ...] = ()
     """Of the prompt, see `isthmus_shared.prefix`."""
+    tenant: str = ""
+    slo: Slo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,13 @@ class RunningSaga:
         """Spans: the request's, and the latest attempt's."""
         self.route: Route | None = None
         """The latest."""
+        self.routed_s: float | None = None
+        """When it came the first time."""
+        self.first_s: float | None = None
+        self.last_s = self.begun_s
+        """When the first and the latest tokens came."""
+        self.cached_tokens = 0
+        self.ended: End | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ledger = ItlLedger(target_s=deps.itl_target_s)
 
@@ -151,6 +160,9 @@ class RunningSaga:
 
     def _enter(self, now_s: float, tokens: int, incarnation: Incarnation, step: Facts | None) -> None:
         """Into the ledger: were these tokens late, and why?"""
+        self.last_s = now_s
+        if self.first_s is None:
+            self.first_s = now_s
         late = self._ledger.take(now_s, tokens, incarnation, step)
         if late is not None:
             self._deps.metrics.itl_excursions.labels(late.cause).inc()
@@ -178,11 +190,14 @@ class RunningSaga:
         for effect in effects:
             match effect:
                 case Deliver():
+                    if effect.cached_tokens:
+                        self.cached_tokens = effect.cached_tokens
                     if not self._outbox.put(self._index, effect):
                         self._loop.call_soon(self.feed, ClientGone())
                 case End():
                     self._outbox.put(self._index, effect)
                     self._end_attempt("" if effect.error is None else effect.error.code)
+                    self.ended = effect
                     ended = True
                 case AskRoute():
                     self._begin_attempt(effect)
@@ -241,6 +256,8 @@ class RunningSaga:
             max_osl_tokens=max(1, self.work.sampling.max_tokens - len(self.saga.output)),
             exclude=effect.exclude,
             prefix=self.work.prefix,
+            tenant=self.work.tenant,
+            slo=self.work.slo,
         )
         span = self._deps.tracing.begin("route", self._attempt.traceparent)
         try:
@@ -258,6 +275,8 @@ class RunningSaga:
             return
         span.end(mode=reply.route.mode.value, decode=reply.route.decode.worker_id)
         self.route = reply.route
+        if self.routed_s is None:
+            self.routed_s = self._loop.time()
         self.feed(Routed(effect.generation, reply.route))
 
     async def _submit(self, effect: Submit) -> None:

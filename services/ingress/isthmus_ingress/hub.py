@@ -7,6 +7,7 @@ import asyncio
 from structlog.typing import FilteringBoundLogger
 
 from isthmus_ingress.driver import RunningSaga
+from isthmus_ingress.outcomes import OutcomeLog, outcome_of
 from isthmus_ingress.recent import RecentLatencies
 from isthmus_ingress.roster import Roster
 from isthmus_ingress.saga_types import BusBack, Event, WorkerGone
@@ -34,6 +35,7 @@ class Hub:
     ) -> None:
         self.roster = roster
         self.recent = RecentLatencies()
+        self.outcomes = OutcomeLog()
         self.ready = asyncio.Event()
         """Set once everything is subscribed."""
         self.knows_model = asyncio.Event()
@@ -54,7 +56,9 @@ class Hub:
         self._sagas[saga.work.request_id] = saga
 
     def remove(self, saga: RunningSaga) -> None:
+        """It has ended."""
         self._sagas.pop(saga.work.request_id, None)
+        self.outcomes.add(outcome_of(saga, asyncio.get_running_loop().time()))
 
     async def run(self) -> None:
         async with (

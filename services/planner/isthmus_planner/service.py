@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from isthmus_planner.config import PlannerConfig
 from isthmus_planner.cost.speeds import prior_costs
 from isthmus_planner.estimates import Estimates
+from isthmus_planner.explaining import answer_explanations
 from isthmus_planner.leader.port import SoleLeader
 from isthmus_planner.registry import Registry
 from isthmus_planner.roles.loop import RoleLoop
-from isthmus_planner.routing.choose import choose
+from isthmus_planner.routing.explain import Explanations
 from isthmus_planner.routing.refusing import Known
 from isthmus_planner.routing.view import View
 from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError
@@ -29,6 +31,7 @@ from isthmus_shared.messages.health import (
     WorkerHeartbeat,
     WorkerLost,
 )
+from isthmus_shared.messages.outcomes import Outcome, Outcomes
 from isthmus_shared.messages.route import RouteReply, RouteRequest
 from isthmus_shared.runtime import ServiceRuntime
 
@@ -44,6 +47,11 @@ class PlannerService:
         self._policy = runtime.config.policy()
         self._registry = Registry()
         self._seats = View(self._policy)
+        self._explanations = Explanations(runtime.incarnation)
+        self._on_outcome: list[Callable[[Outcome, float], None]] = [
+            self._seats.outcome,
+            lambda outcome, _: self._explanations.outcome(outcome),
+        ]
         self._estimates = Estimates(prior_costs(self._policy.constants))
         self._roles = RoleLoop(
             runtime,
@@ -85,6 +93,8 @@ class PlannerService:
                         listening=listening[1],
                     ),
                     rt.heartbeat(subjects.HEARTBEAT_PLANNER, self._beat),
+                    rt.watch(subjects.OUTCOMES, Outcomes, self._on_outcomes),
+                    answer_explanations(rt, self._explanations),
                     self._sweep(),
                     self._roles.run(),
                 )
@@ -99,12 +109,13 @@ class PlannerService:
         self._roles.routed(request)
         metrics = self._runtime.metrics
         try:
-            choice = choose(request, self._seats, self._known, self._runtime.incarnation, now_s)
+            choice = self._explanations.choose(request, self._seats, self._known, now_s)
         except IsthmusError as error:
             metrics.routes.labels("none", error.code).inc()
             self._runtime.log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
             return RouteReply(fault=error.to_fault())
         self._seats.commit(choice, now_s)
+        self._explanations.committed(request.request_id)
         route = choice.route
         metrics.routes.labels(route.mode.value, "ok").inc()
         metrics.route_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
@@ -152,6 +163,12 @@ class PlannerService:
 
     async def _on_ingress(self, beat: IngressHeartbeat) -> None:
         self._registry.ingress_beat(beat, self._now_s())
+
+    async def _on_outcomes(self, message: Outcomes) -> None:
+        now_s = self._now_s()
+        for outcome in message.outcomes:
+            for take in self._on_outcome:
+                take(outcome, now_s)
 
     async def _on_lost(self, message: WorkerLost) -> None:
         if self._registry.worker_lost(message.worker, self._now_s()):

@@ -14,7 +14,7 @@ from isthmus_shared.engines.config import EngineConfig, EngineKind, SimConfig
 from isthmus_shared.engines.port import EngineRequest
 from isthmus_shared.engines.sim import SimRunner
 from isthmus_shared.errors import Cancelled, IsthmusError
-from isthmus_shared.ids import RequestId
+from isthmus_shared.ids import RequestId, new_id
 from isthmus_shared.messages.work import FinishReason, SamplingParams
 from isthmus_sim.process import EOS_CHANCE, MODEL, REQUEST_TIMEOUT_S
 
@@ -119,7 +119,9 @@ async def serve(frontend: Frontend, outcome: Outcome, *, traceparent: str | None
     )
     leaving: asyncio.TimerHandle | None = None
     try:
-        with frontend.exchange(prepared, received_s=outcome.began_s, traceparent=traceparent) as exchange:
+        with frontend.exchange(
+            prepared, new_id("req"), received_s=outcome.began_s, traceparent=traceparent
+        ) as exchange:
 
             def leave() -> None:
                 outcome.left_s = loop.time()
