@@ -8,6 +8,7 @@ from pydantic import Field
 
 from isthmus_planner.cost.speeds import CostConstants
 from isthmus_planner.deadlines import DeadlinePolicy
+from isthmus_planner.prefix.index import MAX_HASHES
 from isthmus_planner.routing.policy import ModePolicy, Policy
 from isthmus_shared.config import ServiceConfig
 
@@ -36,6 +37,12 @@ class PlannerConfig(ServiceConfig):
     )
     decode_step_s: float = Field(
         default=_COST.decode_step_s, gt=0, description="Assumed until a worker has reported its own"
+    )
+    prefix_hashes: int = Field(
+        default=MAX_HASHES,
+        gt=0,
+        le=10**9,
+        description="Cached prefixes remembered, over all workers; each takes 100 bytes",
     )
 
     def policy(self) -> Policy:
