@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import ClassVar
 
 from pydantic import Field
@@ -10,6 +11,13 @@ from isthmus_planner.cost.speeds import CostConstants
 from isthmus_planner.deadlines import DeadlinePolicy
 from isthmus_planner.route import ModePolicy, Policy
 from isthmus_shared.config import ServiceConfig
+
+
+class LeaderPolicy(StrEnum):
+    LEASE = "lease"
+    SOLE = "sole"
+    NEVER = "never"
+
 
 _COST = CostConstants()
 _DEADLINE = DeadlinePolicy()
@@ -36,6 +44,17 @@ class PlannerConfig(ServiceConfig):
     )
     decode_step_s: float = Field(
         default=_COST.decode_step_s, gt=0, description="Assumed until a worker has reported its own"
+    )
+
+    leader: LeaderPolicy = Field(
+        default=LeaderPolicy.LEASE,
+        description="May assign roles and rates: by a lease in JetStream, always (only ever one planner), never",
+    )
+    lease_replicas: int = Field(
+        default=1, ge=1, le=5, description="Servers of a NATS cluster that keep the lease; 3 outlive the loss of one"
+    )
+    plan_valid_s: float = Field(
+        default=30.0, gt=0, le=3600, description="How long ingresses may route by its last plan when no planner answers"
     )
 
     def policy(self) -> Policy:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from isthmus_planner.config import PlannerConfig
+from isthmus_planner.config import LeaderPolicy, PlannerConfig
 from isthmus_planner.cost.speeds import prior_costs
 from isthmus_planner.estimates import Estimates
+from isthmus_planner.last_plan import PLAN_EVERY_S, route_plan
+from isthmus_planner.leader.bucket import JetStreamStore
+from isthmus_planner.leader.keeper import LeaseKeeper
+from isthmus_planner.leader.port import Leadership, SoleLeader
 from isthmus_planner.ledger import Ledger
 from isthmus_planner.registry import Registry
 from isthmus_planner.route import Cluster, assignments, choose
-from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError
+from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError, PayloadTooLarge
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import (
     HEARTBEAT_INTERVAL_S,
@@ -42,6 +46,13 @@ class PlannerService:
         self._ledger = Ledger()
         self._estimates = Estimates(prior_costs(self._policy.constants))
         self._started_s = self._now_s()
+        self._routes = 0
+        self._keeper = self._lease_keeper()
+
+    @property
+    def leadership(self) -> Leadership:
+        """Asked before anything is assigned."""
+        return self._keeper or SoleLeader(self._sole_epoch())
 
     async def run(self) -> None:
         """Until the process is told to stop. Nothing is handed over: the next planner hears everyone within a beat."""
@@ -72,7 +83,10 @@ class PlannerService:
                         listening=listening[1],
                     ),
                     rt.heartbeat(subjects.HEARTBEAT_PLANNER, self._beat),
+                    rt.watch(subjects.HEARTBEAT_PLANNER, PlannerHeartbeat, self._on_planner),
                     self._sweep(),
+                    self._publish_plans(),
+                    *([] if self._keeper is None else [self._keeper.run()]),
                 )
             ]
             ready = tasks.create_task(self._ready_when(listening))
@@ -98,6 +112,7 @@ class PlannerService:
             return RouteReply(fault=error.to_fault())
         for incarnation, work in assignments(request, plan):
             self._ledger.add(incarnation, work, now_s)
+        self._routes += 1
         metrics.routes.labels(route.mode.value, "ok").inc()
         metrics.route_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
         self._runtime.log.debug(
@@ -116,6 +131,7 @@ class PlannerService:
             workers=self._registry.workers,
             relays=self._registry.relays,
             ingresses=self._registry.ingresses,
+            planners=self._registry.planners,
         )
 
     def _no_view(self, _fault: Fault) -> ClusterView:
@@ -135,6 +151,9 @@ class PlannerService:
     async def _on_ingress(self, beat: IngressHeartbeat) -> None:
         self._registry.ingress_beat(beat, self._now_s())
 
+    async def _on_planner(self, beat: PlannerHeartbeat) -> None:
+        self._registry.planner_beat(beat, self._now_s())
+
     async def _on_lost(self, message: WorkerLost) -> None:
         if self._registry.worker_lost(message.worker, self._now_s()):
             self._forget(message, "reported")
@@ -149,6 +168,30 @@ class PlannerService:
                     await self._runtime.bus.publish(subjects.WORKER_LOST, each.encode())
             self._estimates.keep(worker.incarnation for worker in self._registry.workers)
             self._count()
+
+    async def _publish_plans(self) -> None:
+        """For the time after this planner's death. A young one has not heard everyone: its plan would be the worse."""
+        rt = self._runtime
+        await asyncio.sleep(WARM_S)
+        while True:
+            workers, valid_s = self._registry.workers, rt.config.plan_valid_s
+            plan = route_plan(workers, self._estimates.live(), self._policy, planner=rt.incarnation, valid_s=valid_s)
+            with contextlib.suppress(BusDisconnected, PayloadTooLarge):
+                await rt.bus.publish(subjects.PLAN, plan.encode())
+            await asyncio.sleep(PLAN_EVERY_S)
+
+    def _lease_keeper(self) -> LeaseKeeper | None:
+        rt = self._runtime
+        if rt.config.leader is not LeaderPolicy.LEASE:
+            return None
+        store = JetStreamStore(rt.bus, replicas=rt.config.lease_replicas)
+        return LeaseKeeper(store, rt.incarnation, rt.log, heard_epoch=lambda: self._registry.highest_epoch)
+
+    def _sole_epoch(self) -> int | None:
+        """Above any that was heard, once everyone has been heard."""
+        if self._runtime.config.leader is LeaderPolicy.NEVER or self._now_s() - self._started_s < WARM_S:
+            return None
+        return max(1, self._registry.highest_epoch)
 
     def _forget(self, lost: WorkerLost, cause: str) -> None:
         self._ledger.forget(lost.worker.incarnation, self._now_s())
@@ -169,12 +212,16 @@ class PlannerService:
         self._runtime.set_state(ProcessState.READY)
 
     def _beat(self) -> PlannerHeartbeat:
-        rt = self._runtime
+        rt, epoch = self._runtime, self.leadership.epoch
         return PlannerHeartbeat(
             incarnation=rt.incarnation,
             state=rt.state,
             interval_s=rt.config.heartbeat_interval_s,
             http_address=rt.http_address,
+            leader=epoch is not None,
+            epoch=epoch or 0,
+            leader_problem="" if self._keeper is None else self._keeper.problem[:512],
+            routes_total=self._routes,
         )
 
     @staticmethod
