@@ -113,7 +113,7 @@ clean:  ## remove what the targets made
 comma := ,
 empty :=
 space := $(empty) $(empty)
-SOURCES := $(subst $(space),:,shared kvrelay services/worker services/ingress services/planner services/prefill-worker services/decode-worker services/cli)
+SOURCES := $(subst $(space),:,shared kvrelay services/worker services/ingress services/planner services/prefill-worker services/decode-worker services/sim services/cli)
 
 check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -11,10 +11,10 @@ import pytest
 from isthmus_shared.messages.work import SamplingParams
 from isthmus_shared.metrics import ITL_CAUSES
 from isthmus_shared.simloop import run_simulated
-from isthmus_testing.sim_bus import CALM_DELAY_S
-from isthmus_testing.sim_cluster import Cluster
-from isthmus_testing.sim_load import Ask, Outcome, serve
-from isthmus_testing.sim_trace import Trace
+from isthmus_sim.bus import CALM_DELAY_S
+from isthmus_sim.cluster import Cluster
+from isthmus_sim.load import Ask, Outcome, serve
+from isthmus_sim.trace import Trace
 
 OSL_TOKENS = 80
 

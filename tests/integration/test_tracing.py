@@ -20,9 +20,9 @@ from isthmus_shared.messages.work import SamplingParams
 from isthmus_shared.simloop import run_simulated
 from isthmus_shared.tracing import HEADER, parse_traceparent
 from isthmus_shared.tracing_otel import OtelTracing
-from isthmus_testing.sim_cluster import Cluster
-from isthmus_testing.sim_load import Ask, Outcome, serve
-from isthmus_testing.sim_trace import Trace
+from isthmus_sim.cluster import Cluster
+from isthmus_sim.load import Ask, Outcome, serve
+from isthmus_sim.trace import Trace
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 ISL_TOKENS, OSL_TOKENS = 600, 12

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from isthmus_testing.sim_faults import Fault, Planned
-from isthmus_testing.simulation import simulate
+from isthmus_sim.faults import Fault, Planned
+from isthmus_sim.simulation import simulate
 
 BUSY_SEED = 7
 
@@ -37,7 +37,7 @@ def test_a_seed_is_the_same_run_under_any_hash_seed() -> None:
 
 
 def _trace_in_a_process(seed: int, hash_seed: str) -> str:
-    program = f"from isthmus_testing.simulation import simulate; print('\\n'.join(simulate({seed}).trace))"
+    program = f"from isthmus_sim.simulation import simulate; print('\\n'.join(simulate({seed}).trace))"
     environ = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60, check=True

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from isthmus_planner.cost.online import LiveCosts
-from isthmus_planner.cost.speeds import Pending, Side, crossing_s, predict
+from isthmus_planner.cost.speeds import crossing_s
 from isthmus_planner.registry import ref_of
-from isthmus_planner.route import ModePolicy, Policy, why_no_pair
+from isthmus_planner.routing.filters import decodes, prefills, why_no_pair
+from isthmus_planner.routing.policy import ModePolicy, Policy
+from isthmus_planner.routing.seat import Seat, seat_of
 from isthmus_shared.ids import Incarnation
-from isthmus_shared.messages.health import ProcessState, Role, WorkerHeartbeat
-from isthmus_shared.messages.route import ModelPlan, PlannedPair, RoutePlan
+from isthmus_shared.messages.health import ProcessState, WorkerHeartbeat
+from isthmus_shared.messages.route import ModelPlan, PlannedPair, Prediction, RoutePlan
 
 PLAN_EVERY_S = 2.0
 """Workers come and go more slowly; who dies in between is left out by the ingress, which hears of it itself."""
@@ -26,23 +28,24 @@ def route_plan(
     planner: Incarnation,
     valid_s: float,
 ) -> RoutePlan:
-    ready = [worker for worker in workers if worker.state is ProcessState.READY and worker.model]
-    models = sorted({worker.model for worker in ready})
+    ready = [
+        _idle_seat(worker, learned.get(worker.incarnation), policy)
+        for worker in workers
+        if worker.state is ProcessState.READY and worker.model
+    ]
     plans = []
-    for model in models:
-        pairs = [
-            _planned(prefill, decode, learned, policy)
-            for prefill, decode in _pairs([worker for worker in ready if worker.model == model], policy)
-        ]
+    for model in sorted({seat.beat.model for seat in ready}):
+        seats = [seat for seat in ready if seat.beat.model == model]
+        pairs = [_planned(prefill, decode, policy) for prefill, decode in _pairs(seats, policy)]
         if pairs:
             plans.append(ModelPlan(model=model, pairs=tuple(pairs)))
     return RoutePlan(planner=planner, valid_s=valid_s, models=tuple(plans))
 
 
-def _pairs(workers: list[WorkerHeartbeat], policy: Policy) -> Iterator[tuple[WorkerHeartbeat | None, WorkerHeartbeat]]:
+def _pairs(seats: list[Seat], policy: Policy) -> Iterator[tuple[Seat | None, Seat]]:
     """At most `MAX_PAIRS`, each prefill worker with the next of the decode workers in turn."""
-    decoders = [worker for worker in workers if Role.DECODE in worker.roles]
-    prefillers = [worker for worker in workers if Role.PREFILL in worker.roles]
+    decoders = [seat for seat in seats if decodes(seat)]
+    prefillers = [seat for seat in seats if prefills(seat)]
     found = 0
     if policy.mode is not ModePolicy.AGGREGATED:
         for shift in range(len(prefillers)):
@@ -56,23 +59,28 @@ def _pairs(workers: list[WorkerHeartbeat], policy: Policy) -> Iterator[tuple[Wor
             yield None, decode
 
 
-def _planned(
-    prefill: WorkerHeartbeat | None, decode: WorkerHeartbeat, learned: Mapping[Incarnation, LiveCosts], policy: Policy
-) -> PlannedPair:
-    """Its share is what it would give in a second: one prompt's tokens over the time of both phases, empty."""
-    first, second = (_side(worker, learned) for worker in (prefill or decode, decode))
-    context = min(first.worker.max_model_len_tokens, second.worker.max_model_len_tokens)
-    predicted = predict(first, second, context, policy.constants)
+def _planned(prefill: Seat | None, decode: Seat, policy: Policy) -> PlannedPair:
+    """Its share is what it would give in a second: a longest prompt's tokens over the time of both phases, empty."""
+    first = prefill or decode
+    context = min(first.beat.max_model_len_tokens, decode.beat.max_model_len_tokens)
+    ttft_s, itl_s = first.wait_s + first.prefill_s(context), decode.itl_with_s(context)
+    predicted = Prediction(
+        ttft_p50_s=ttft_s,
+        ttft_p90_s=ttft_s * first.prefill_spread,
+        itl_p50_s=itl_s,
+        itl_p90_s=itl_s * decode.decode_spread,
+        calibrated=first.prefill_told and decode.decode_told,
+    )
     return PlannedPair(
-        prefill=None if prefill is None else ref_of(prefill),
-        decode=ref_of(decode),
-        weight=1.0 / (predicted.ttft_p50_s + context * predicted.itl_p50_s),
+        prefill=None if prefill is None else ref_of(prefill.beat),
+        decode=ref_of(decode.beat),
+        weight=1.0 / (ttft_s + context * itl_s),
         max_context_tokens=context,
         deadlines=policy.deadlines.for_prediction(predicted, crossing_s(context, policy.constants)),
         predicted=predicted,
     )
 
 
-def _side(worker: WorkerHeartbeat, learned: Mapping[Incarnation, LiveCosts]) -> Side:
+def _idle_seat(worker: WorkerHeartbeat, live: LiveCosts | None, policy: Policy) -> Seat:
     idle = worker.load.model_copy(update={"running": 0, "waiting": 0, "loading": 0, "queued_prefill_tokens": 0})
-    return Side(worker.model_copy(update={"load": idle}), Pending(), learned.get(worker.incarnation))
+    return seat_of(worker.model_copy(update={"load": idle}), policy.constants, live=live)

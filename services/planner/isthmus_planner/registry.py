@@ -92,6 +92,11 @@ class Registry:
         """Of any leadership that a heartbeat has told of, its leader alive or not."""
         return self._highest_epoch
 
+    def lives(self, beat: WorkerHeartbeat) -> bool:
+        """Whether that very life of the worker is among the living."""
+        known = self._workers.get(beat.worker_id)
+        return known is not None and known.beat.incarnation == beat.incarnation
+
     def knows_model(self, model: str) -> bool:
         """Whether a worker with that model has ever been seen."""
         return model in self._models

@@ -12,9 +12,10 @@ from isthmus_planner.last_plan import PLAN_EVERY_S, route_plan
 from isthmus_planner.leader.bucket import JetStreamStore
 from isthmus_planner.leader.keeper import LeaseKeeper
 from isthmus_planner.leader.port import Leadership, SoleLeader
-from isthmus_planner.ledger import Ledger
 from isthmus_planner.registry import Registry
-from isthmus_planner.route import Cluster, assignments, choose
+from isthmus_planner.routing.choose import choose
+from isthmus_planner.routing.refusing import Known
+from isthmus_planner.routing.view import View
 from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError, PayloadTooLarge
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import (
@@ -24,6 +25,7 @@ from isthmus_shared.messages.health import (
     PlannerHeartbeat,
     ProcessState,
     RelayHeartbeat,
+    RelayRates,
     Role,
     ViewRequest,
     WorkerHeartbeat,
@@ -43,7 +45,7 @@ class PlannerService:
         self._runtime = runtime
         self._policy = runtime.config.policy()
         self._registry = Registry()
-        self._ledger = Ledger()
+        self._seats = View(self._policy)
         self._estimates = Estimates(prior_costs(self._policy.constants))
         self._started_s = self._now_s()
         self._routes = 0
@@ -65,6 +67,7 @@ class PlannerService:
                     rt.watch(subjects.HEARTBEAT_WORKER, WorkerHeartbeat, self._on_worker),
                     rt.watch(subjects.HEARTBEAT_RELAY, RelayHeartbeat, self._on_relay),
                     rt.watch(subjects.HEARTBEAT_INGRESS, IngressHeartbeat, self._on_ingress),
+                    rt.watch(subjects.RELAY_RATES, RelayRates, self._on_rates),
                     rt.watch(subjects.WORKER_LOST, WorkerLost, self._on_lost),
                     rt.serve(
                         subjects.ROUTE,
@@ -96,22 +99,15 @@ class PlannerService:
 
     async def route(self, request: RouteRequest) -> RouteReply:
         now_s = self._now_s()
-        cluster = Cluster(
-            workers=self._registry.workers,
-            pending=self._ledger.pending(now_s),
-            models=frozenset(self._registry.models),
-            warm=now_s - self._started_s >= WARM_S,
-            learned=self._estimates.live(),
-        )
         metrics = self._runtime.metrics
         try:
-            route, plan = choose(request, cluster, self._policy, self._runtime.incarnation)
+            choice = choose(request, self._seats, self._known, self._runtime.incarnation, now_s)
         except IsthmusError as error:
             metrics.routes.labels("none", error.code).inc()
             self._runtime.log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
             return RouteReply(fault=error.to_fault())
-        for incarnation, work in assignments(request, plan):
-            self._ledger.add(incarnation, work, now_s)
+        self._seats.commit(choice, now_s)
+        route = choice.route
         self._routes += 1
         metrics.routes.labels(route.mode.value, "ok").inc()
         metrics.route_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
@@ -124,6 +120,10 @@ class PlannerService:
             ttft_p50_s=route.predicted.ttft_p50_s,
         )
         return RouteReply(route=route)
+
+    def _known(self) -> Known:
+        warm = self._now_s() - self._started_s >= WARM_S
+        return Known(models=frozenset(self._registry.models), warm=warm)
 
     async def _view(self, _request: ViewRequest) -> ClusterView:
         return ClusterView(
@@ -142,11 +142,17 @@ class PlannerService:
         now_s = self._now_s()
         for lost in self._registry.worker_beat(beat, now_s):
             self._forget(lost, "restarted")
-        self._ledger.beat(beat.incarnation, now_s)
-        self._estimates.beat(beat)
+        if self._registry.lives(beat):  # not one that was sent before its end was told of
+            self._estimates.beat(beat)
+            self._seats.beat(beat, now_s, self._estimates.live().get(beat.incarnation))
 
     async def _on_relay(self, beat: RelayHeartbeat) -> None:
-        self._registry.relay_beat(beat, self._now_s())
+        now_s = self._now_s()
+        self._registry.relay_beat(beat, now_s)
+        self._seats.relay(beat, now_s)
+
+    async def _on_rates(self, rates: RelayRates) -> None:
+        self._seats.rates(rates, self._now_s())
 
     async def _on_ingress(self, beat: IngressHeartbeat) -> None:
         self._registry.ingress_beat(beat, self._now_s())
@@ -167,6 +173,7 @@ class PlannerService:
                 with contextlib.suppress(BusDisconnected):  # then nobody could hear it, and the ingresses see it too
                     await self._runtime.bus.publish(subjects.WORKER_LOST, each.encode())
             self._estimates.keep(worker.incarnation for worker in self._registry.workers)
+            self._seats.keep_relays(relay.relay.node_id for relay in self._registry.relays)
             self._count()
 
     async def _publish_plans(self) -> None:
@@ -194,7 +201,7 @@ class PlannerService:
         return max(1, self._registry.highest_epoch)
 
     def _forget(self, lost: WorkerLost, cause: str) -> None:
-        self._ledger.forget(lost.worker.incarnation, self._now_s())
+        self._seats.lost(lost.worker.incarnation)
         self._runtime.metrics.workers_lost.labels(cause).inc()
         self._runtime.log.warning("worker.lost", worker=lost.worker.worker_id, cause=cause, why=lost.why)
 

@@ -15,7 +15,7 @@ from isthmus_shared.bus.nats import NatsBus
 from isthmus_shared.bus.port import Bus
 from isthmus_shared.bus.server import EmbeddedNats
 from isthmus_shared.errors import ProtocolViolation, Unavailable
-from isthmus_testing.memory_bucket import MemoryBucket
+from isthmus_sim.bucket import MemoryBucket
 
 T = 10.0
 

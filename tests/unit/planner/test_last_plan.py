@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isthmus_planner.last_plan import MAX_PAIRS, route_plan
 from isthmus_planner.registry import Registry
-from isthmus_planner.route import ModePolicy, Policy
+from isthmus_planner.routing.policy import ModePolicy, Policy
 from isthmus_shared.ids import Incarnation, NodeId, WorkerId
 from isthmus_shared.messages.health import PlannerHeartbeat, ProcessState, Role, WorkerHeartbeat, WorkerLoad
 from isthmus_shared.messages.route import PlannedPair, RoutePlan

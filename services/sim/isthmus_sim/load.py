@@ -16,7 +16,7 @@ from isthmus_shared.engines.sim import SimRunner
 from isthmus_shared.errors import Cancelled, IsthmusError
 from isthmus_shared.ids import RequestId
 from isthmus_shared.messages.work import FinishReason, SamplingParams
-from isthmus_testing.sim_process import EOS_CHANCE, MODEL, REQUEST_TIMEOUT_S
+from isthmus_sim.process import EOS_CHANCE, MODEL, REQUEST_TIMEOUT_S
 
 MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 600, 60
 GRACE_S = 0.05

@@ -24,8 +24,8 @@ from isthmus_shared.errors import Cancelled, Fault, IsthmusError, PartyLost
 from isthmus_shared.ids import Generation, Incarnation, NodeId, TransferId
 from isthmus_shared.kv.manifest import KvManifest
 from isthmus_shared.messages.work import KvTicket, RelayRef, WorkerRef
-from isthmus_testing.sim_fabric import Fabric
-from isthmus_testing.sim_trace import Trace
+from isthmus_sim.fabric import Fabric
+from isthmus_sim.trace import Trace
 
 
 class SimRelay:

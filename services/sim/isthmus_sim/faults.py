@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from isthmus_testing.sim_bus import CALM_DELAY_S
-from isthmus_testing.sim_cluster import Cluster
+from isthmus_sim.bus import CALM_DELAY_S
+from isthmus_sim.cluster import Cluster
 
 
 class Fault(StrEnum):

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import structlog
 
 from isthmus_shared.simloop import NothingLeftToDo, run_simulated
-from isthmus_testing.sim_cluster import Cluster
-from isthmus_testing.sim_faults import Planned, inflict, plan
-from isthmus_testing.sim_load import Outcome, answers_of_one_engine, draw, verdict
-from isthmus_testing.sim_trace import Trace
+from isthmus_sim.cluster import Cluster
+from isthmus_sim.faults import Planned, inflict, plan
+from isthmus_sim.load import Outcome, answers_of_one_engine, draw, verdict
+from isthmus_sim.trace import Trace
 
 LOAD_S, FAULTS_S = 1.5, 2.5
 SETTLE_S = 2.0

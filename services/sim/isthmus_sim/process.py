@@ -40,10 +40,10 @@ from isthmus_shared.messages.health import IngressHeartbeat, ProcessState, Role,
 from isthmus_shared.messages.work import SubmitDecode, SubmitPrefill, WorkerRef
 from isthmus_shared.service import ServiceRuntime
 from isthmus_shared.tracing import NullTracing, Tracing
-from isthmus_testing.sim_bus import SimBus, Weather
-from isthmus_testing.sim_fabric import Fabric
-from isthmus_testing.sim_relay import SimLink, SimRelay
-from isthmus_testing.sim_trace import Trace
+from isthmus_sim.bus import SimBus, Weather
+from isthmus_sim.fabric import Fabric
+from isthmus_sim.relay import SimLink, SimRelay
+from isthmus_sim.trace import Trace
 from isthmus_worker.config import WorkerConfig
 from isthmus_worker.host import WorkerHost
 from isthmus_worker.roles import RoleHandlers, Served, Serving

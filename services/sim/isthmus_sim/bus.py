@@ -15,7 +15,7 @@ from isthmus_shared.bus.pending import PendingMessages
 from isthmus_shared.bus.port import BusMessage
 from isthmus_shared.errors import BusDisconnected
 from isthmus_shared.messages import subjects
-from isthmus_testing.sim_trace import Trace
+from isthmus_sim.trace import Trace
 
 _QUIET = (f"{subjects.ROOT}.heartbeat.", "$SRV.")
 """Not in the trace: they would bury the rest."""

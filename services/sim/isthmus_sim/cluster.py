@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from isthmus_shared.messages.health import ProcessState, Role
-from isthmus_testing.memory_bucket import MemoryBucket
-from isthmus_testing.sim_load import Ask, Outcome, serve
-from isthmus_testing.sim_process import REQUEST_TIMEOUT_S, Node, Planner, Service, SimIngress, Worker, World
-from isthmus_testing.sim_trace import Trace
+from isthmus_sim.bucket import MemoryBucket
+from isthmus_sim.load import Ask, Outcome, serve
+from isthmus_sim.process import REQUEST_TIMEOUT_S, Node, Planner, Service, SimIngress, Worker, World
+from isthmus_sim.trace import Trace
 from isthmus_worker.liveness import INGRESS_LOST_S
 from isthmus_worker.requests import Phase
 
