@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from isthmus_planner.leader.keeper import LeaseKeeper
 from isthmus_shared.bus.nats import NatsBus
+from isthmus_testing.waiting import tick
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Watch:
                 self.together.append(leading)
             if leading and (not self.epochs or self.epochs[-1] != leading[0]):
                 self.epochs.append(leading[0])
-            await asyncio.sleep(0.001)
+            await tick()
 
     @property
     def leader(self) -> Planner | None:
