@@ -11,8 +11,9 @@ from isthmus_planner.estimates import Estimates
 from isthmus_planner.last_plan import PLAN_EVERY_S, route_plan
 from isthmus_planner.leader.bucket import JetStreamStore
 from isthmus_planner.leader.keeper import LeaseKeeper
-from isthmus_planner.leader.port import Leadership, SoleLeader
+from isthmus_planner.leader.port import Leadership, SetLeader
 from isthmus_planner.registry import Registry
+from isthmus_planner.roles.loop import RoleLoop
 from isthmus_planner.routing.choose import choose
 from isthmus_planner.routing.refusing import Known
 from isthmus_planner.routing.view import View
@@ -48,13 +49,18 @@ class PlannerService:
         self._seats = View(self._policy)
         self._estimates = Estimates(prior_costs(self._policy.constants))
         self._started_s = self._now_s()
-        self._routes = 0
         self._keeper = self._lease_keeper()
-
-    @property
-    def leadership(self) -> Leadership:
+        self.leadership: Leadership = self._keeper or SetLeader(self._sole_epoch)
         """Asked before anything is assigned."""
-        return self._keeper or SoleLeader(self._sole_epoch())
+        self._roles = RoleLoop(
+            runtime,
+            self._registry,
+            self._estimates,
+            self.leadership,
+            runtime.config.role_settings(),
+            prior_costs(self._policy.constants),
+        )
+        self._routes = 0
 
     async def run(self) -> None:
         """Until the process is told to stop. Nothing is handed over: the next planner hears everyone within a beat."""
@@ -90,6 +96,7 @@ class PlannerService:
                     self._sweep(),
                     self._publish_plans(),
                     *([] if self._keeper is None else [self._keeper.run()]),
+                    self._roles.run(),
                 )
             ]
             ready = tasks.create_task(self._ready_when(listening))
@@ -99,6 +106,7 @@ class PlannerService:
 
     async def route(self, request: RouteRequest) -> RouteReply:
         now_s = self._now_s()
+        self._roles.routed(request)
         metrics = self._runtime.metrics
         try:
             choice = choose(request, self._seats, self._known, self._runtime.incarnation, now_s)
