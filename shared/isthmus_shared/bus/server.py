@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from isthmus_shared.errors import ConfigInvalid, Unavailable
+from isthmus_shared.secret_file import write_secret
 
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 """NATS' default of 1 MiB would refuse a prompt of some 200,000 tokens; 8 MiB is the most that NATS recommends."""
@@ -106,7 +107,7 @@ class EmbeddedNats:
         assert self._folder is not None, "enter the server as a context first"
         assert self._process is None, "the server runs already"
         config = self._folder / "server.conf"
-        config.write_text(json.dumps(self._settings(self._folder), indent=1))
+        write_secret(config, json.dumps(self._settings(self._folder), indent=1))
         binary = nats_server_binary()
         parent, libc = os.getpid(), ctypes.CDLL(None)  # loaded before the fork: little is safe after it
         with (self._log_path or self._folder / "server.log").open("ab") as log:
