@@ -183,6 +183,7 @@ async def test_new_requests_go_by_the_last_plan_while_no_planner_answers(
     cluster: LocalCluster, expected: Expected, signal_number: signal.Signals
 ) -> None:
     await cluster.until_planned()
+    await cluster.until_led()
     moment = MOMENTS["while all decode"]
     pid = cluster.pid("planner")
     os.kill(pid, signal_number)

@@ -27,6 +27,7 @@ from isthmus_shared.messages import subjects
 from isthmus_shared.messages.base import unpack_map
 from isthmus_shared.messages.health import ClusterView, ProcessState
 from isthmus_shared.messages.route import RoutePlan
+from isthmus_testing.waiting import tick
 
 START_S = 120.0
 STOP_S = 60.0
@@ -95,6 +96,12 @@ class LocalCluster:
             async for message in plans:
                 if RoutePlan.decode(message.data).models:
                     return
+
+    async def until_led(self) -> None:
+        """A planner holds the lease."""
+        async with asyncio.timeout(START_S):
+            while not any(planner.leader for planner in (await self.view()).planners):
+                await tick()
 
     async def view(self) -> ClusterView:
         bus = await NatsBus.connect(self.bus_url, name="test")
