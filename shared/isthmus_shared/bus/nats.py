@@ -30,7 +30,8 @@ from isthmus_shared.bus.pending import PendingMessages
 from isthmus_shared.bus.port import BusMessage
 from isthmus_shared.bus.refusals import disconnected, headers_size_bytes, no_responders, too_large, too_late
 from isthmus_shared.bus.syntax import check_subject
-from isthmus_shared.errors import BusDisconnected, IsthmusError
+from isthmus_shared.bus.waiting import end, fail, observe
+from isthmus_shared.errors import BusDisconnected
 from isthmus_shared.ids import new_id
 
 RECONNECT_WAIT_S = 0.1
@@ -94,7 +95,7 @@ class NatsBus:
                 )
             dialling.result()
         except BaseException:
-            await _end(dialling)
+            await end(dialling)
             await bus.close()
             raise
         bus._keeper = asyncio.create_task(bus._keep(), name="bus-keeper")
@@ -156,7 +157,7 @@ class NatsBus:
             late = too_late(subject, timeout_s)
             if self._client.pending_data_size < QUICK_PENDING_BYTES:
                 # The publish can't block: a timer that fails the answer costs less than a timeout's context.
-                timer = asyncio.get_running_loop().call_later(timeout_s, _fail, answer, late)
+                timer = asyncio.get_running_loop().call_later(timeout_s, fail, answer, late)
                 try:
                     await self.publish(subject, data, reply=inbox, headers=headers)
                     message = await answer
@@ -203,7 +204,7 @@ class NatsBus:
             interest.end()
         self._interests.clear()
         if self._keeper is not None:
-            await _end(self._keeper)
+            await end(self._keeper)
         if self._calls:
             await asyncio.wait(set(self._calls), timeout=SETTLE_TIMEOUT_S)
         with contextlib.suppress(nats.errors.Error, OSError):  # it may try to write to a connection that is gone
@@ -340,7 +341,7 @@ class NatsBus:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._release(gone)
-            task.add_done_callback(_observe)
+            task.add_done_callback(observe)
         if not task.done():
             raise self._disconnected()
         error = task.exception()
@@ -393,21 +394,3 @@ class _NatsPending(PendingMessages):
         self.end()
         if self.interest is not None:
             await self._bus._withdraw(self.interest)
-
-
-def _fail(future: asyncio.Future[BusMessage], error: IsthmusError) -> None:
-    if not future.done():
-        future.set_exception(error)
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel until it takes: nats-py waits by `wait_for`, which up to Python 3.11 may swallow a cancellation."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=RECONNECT_WAIT_S)
-    _observe(task)
-
-
-def _observe(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()
