@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from isthmus_shared.engines.port import Engine, EngineInfo
-from isthmus_shared.errors import BusDisconnected, Draining, EngineFailed, Fault
+from isthmus_shared.errors import BusDisconnected, Draining, EngineFailed, Fault, PayloadTooLarge
 from isthmus_shared.kv.negotiate import kv_form
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import (
@@ -214,7 +214,7 @@ class WorkerHost:
 
     async def _beat_now(self) -> None:
         """The relay came or went: the planner should know before the next beat."""
-        with contextlib.suppress(BusDisconnected):
+        with contextlib.suppress(BusDisconnected, PayloadTooLarge):
             await self._runtime.bus.publish(subjects.HEARTBEAT_WORKER, self.beat().encode())
 
     def beat(self) -> WorkerHeartbeat:
