@@ -97,6 +97,12 @@ class Metrics:
         for reason in FINISHED_REASONS:
             self.request_success.labels(reason)
         self.requests_rejected = self._counter("requests_rejected_total", "Refused before any work", "code")
+        self.tenant_requests = self._counter("tenant_requests_total", "Client requests ended", "tenant", "outcome")
+        self.tenant_prompt_tokens = self._counter("tenant_prompt_tokens_total", "Prompt tokens accepted", "tenant")
+        self.tenant_generation_tokens = self._counter(
+            "tenant_generation_tokens_total", "Tokens generated for its requests", "tenant"
+        )
+        """tenant: a name of the operator's own file of tenants, never a key or anything that a client chooses."""
         self.replans = self._counter("replans_total", "Attempts beyond a request's first", "code")
         self.cancellations = self._counter("cancellations_total", "Requests ended by the client's leaving")
 

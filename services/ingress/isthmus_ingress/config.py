@@ -27,6 +27,11 @@ class IngressConfig(ServiceConfig):
     api_keys: tuple[SecretStr, ...] = secret_field(
         default=(), description="Keys of which a client must send one (Authorization: Bearer …); none: everyone may"
     )
+    tenants: Path | None = Field(
+        default=None,
+        description="File of clients with keys, quotas and SLO classes of their own (docs/security.md); "
+        "with it, a client must send a key",
+    )
     admin_keys: tuple[SecretStr, ...] = secret_field(
         default=(),
         description="Keys for the state that the page /ui shows; none: for everyone, unless API keys are set",

@@ -6,16 +6,17 @@ Both front doors use it alike: `updates()` until `finished`, then `close()` on e
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from isthmus_ingress.choice import Channels, Choice, Piece
+from isthmus_ingress.choice import Burst, Channels, Choice, Piece
 from isthmus_ingress.detokenize import StopScanner
 from isthmus_ingress.driver import Deps, RunningSaga, Work
 from isthmus_ingress.harmony import HarmonyParser
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.openai.errors import TooManyRequests
 from isthmus_ingress.openai.render import Usage
-from isthmus_ingress.outbox import Outbox
+from isthmus_ingress.outbox import Outbox, joined
 from isthmus_ingress.prepare import Prepared
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import ClientGone, Deliver, End, StopFound
@@ -42,7 +43,7 @@ class Finished:
     reason: str
 
 
-Update = tuple[Choice, Piece | Finished]
+Update = tuple[Choice, Piece | Burst | Finished]
 
 
 class Exchange:
@@ -56,6 +57,7 @@ class Exchange:
         *,
         received_s: float,
         traceparent: str = "",
+        meter: Callable[[int], None] | None = None,
     ) -> None:
         if hub.running + len(prepared.sampling) > limits.max_in_flight:
             raise TooManyRequests(
@@ -64,6 +66,7 @@ class Exchange:
                 todo="try again shortly",
             )
         self.prepared = prepared
+        self._meter = meter
         self._hub, self._metrics = hub, deps.metrics
         self._loop = asyncio.get_running_loop()
         self._received_s = received_s
@@ -82,6 +85,9 @@ class Exchange:
             )
             for index in range(len(prepared.sampling))
         ]
+        self._texts = text.tokenizer.json_texts
+        self._bursts = prepared.stream and prepared.plain and not prepared.continuous_usage and _simple(self.choices)
+        """Whether tokens that come as they usually do go on as a `Burst`."""
         self._first_s: list[float | None] = [None] * len(self.choices)
         self._last_s: list[float | None] = [None] * len(self.choices)
         """When each choice last had tokens."""
@@ -123,6 +129,7 @@ class Exchange:
     def start(self) -> None:
         self._metrics.requests_in_flight.inc()
         self._metrics.prompt_tokens.inc(self.prepared.prompt_tokens)
+        self._metrics.tenant_prompt_tokens.labels(self.prepared.tenant.name).inc(self.prepared.prompt_tokens)
         self._metrics.request_prompt_tokens.observe(self.prepared.prompt_tokens)
         for saga in self._sagas:
             self._hub.add(saga)
@@ -146,12 +153,16 @@ class Exchange:
             self.outcome = "client_gone"
             self._metrics.cancellations.inc()
             raise Cancelled("the client left")
+        if self._bursts and len(items) > 1:
+            items = joined(items)
         updates: list[Update] = []
         for index, effect in items:
             choice = self.choices[index]
             if choice.finish is not None:
                 continue  # a stop string was found: what was under way is not shown
-            if type(effect) is Deliver:
+            if type(effect) is tuple:
+                self._flow(choice, effect, updates)
+            elif type(effect) is Deliver:
                 self._take(choice, effect, updates)
             elif type(effect) is End:
                 if effect.error is not None or effect.finish is None:
@@ -168,6 +179,13 @@ class Exchange:
             error = Cancelled("the client does not read its answer")
         self.outcome = error.code
         return error
+
+    def _flow(self, choice: Choice, token_ids: tuple[int, ...], updates: list[Update]) -> None:
+        if not self._bursts:
+            self._take(choice, Deliver(choice.tokens, token_ids, None, 0), updates)
+            return
+        updates.append((choice, choice.burst(token_ids, self._texts)))
+        self._time(choice.index, len(token_ids))
 
     def _take(self, choice: Choice, deliver: Deliver, updates: list[Update]) -> None:
         piece = choice.take(deliver)
@@ -196,6 +214,8 @@ class Exchange:
             self._first_s[choice] = now_s
         self._last_s[choice] = now_s
         self._metrics.generation_tokens.inc(tokens)
+        if self._meter is not None:
+            self._meter(tokens)
 
     def close(self) -> None:
         """Nobody waits any more: what is still running is cancelled. Call once after `start`."""
@@ -203,9 +223,11 @@ class Exchange:
             if not saga.saga.over:
                 saga.feed(ClientGone())
         outcome = self.outcome or ("ok" if self.finished else "client_gone")
-        self._span.end(
-            error="" if outcome == "ok" else outcome, output_tokens=sum(choice.tokens for choice in self.choices)
-        )
+        output_tokens = sum(choice.tokens for choice in self.choices)
+        self._span.end(error="" if outcome == "ok" else outcome, output_tokens=output_tokens)
+        tenant = self.prepared.tenant.name
+        self._metrics.tenant_requests.labels(tenant, outcome).inc()
+        self._metrics.tenant_generation_tokens.labels(tenant).inc(output_tokens)
         for choice in self.choices:
             self._count_choice(choice, outcome)
         self._metrics.requests.labels("chat" if self.prepared.chat else "completions", outcome).inc()
@@ -223,6 +245,10 @@ class Exchange:
             route = self._sagas[choice.index].route
             if self.finished and route is not None:
                 self._hub.recent.inter_token(mean_s, route.predicted.itl_p50_s)
+
+
+def _simple(choices: list[Choice]) -> bool:
+    return all(choice.simple for choice in choices)
 
 
 def _channels(prepared: Prepared, text: ModelText) -> Channels | None:

@@ -15,6 +15,8 @@ from isthmus_ingress.hub import Hub
 from isthmus_ingress.openai.errors import internal_error
 from isthmus_ingress.openai.render import Identity
 from isthmus_ingress.prepare import Prepared, Preparer
+from isthmus_ingress.quotas import Quotas
+from isthmus_ingress.tenants import Keyring, Tenant
 from isthmus_shared.errors import Draining, InvalidRequest, IsthmusError, ModelNotFound
 from isthmus_shared.tracing import checked
 
@@ -22,8 +24,20 @@ from isthmus_shared.tracing import checked
 class Frontend:
     """`accepting` says whether new requests are welcome; what has begun goes on."""
 
-    def __init__(self, preparer: Preparer, hub: Hub, deps: Deps, limits: Limits, accepting: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        preparer: Preparer,
+        hub: Hub,
+        deps: Deps,
+        limits: Limits,
+        accepting: Callable[[], bool],
+        *,
+        keyring: Keyring | None = None,
+    ) -> None:
         self.hub, self.preparer = hub, preparer
+        self.keyring = keyring or Keyring()
+        self._quotas = Quotas(self.keyring.quotas)
+        self._now_s = asyncio.get_running_loop().time
         self._deps, self._limits, self._accepting = deps, limits, accepting
         self.idle = asyncio.Event()
         """Set while no request is in progress."""
@@ -31,7 +45,7 @@ class Frontend:
         self._active = 0
         self._started = int(time.time())  # a calendar time for `created`, not a clock for durations
 
-    async def prepare(self, body: Mapping[str, Any], *, chat: bool) -> Prepared:
+    async def prepare(self, body: Mapping[str, Any], *, chat: bool, tenant: Tenant) -> Prepared:
         """Raises whatever is wrong with the request, or that nobody can serve it."""
         if not self._accepting():
             raise Draining("this ingress is going away", todo="try again")
@@ -39,20 +53,45 @@ class Frontend:
         if name is not None and not isinstance(name, str):
             raise InvalidRequest("model is invalid", why="it must be text", param="model")
         model = self.hub.roster.model(name)
-        return await (self.preparer.chat if chat else self.preparer.completion)(body, model)
+        return await (self.preparer.chat if chat else self.preparer.completion)(body, model, tenant)
 
     @contextmanager
     def exchange(self, prepared: Prepared, *, received_s: float, traceparent: str | None = None) -> Iterator[Exchange]:
         """The request in progress; on any way out of the context nothing of it is left running."""
         text, parent = self.preparer.text, checked(traceparent)
-        exchange = Exchange(
-            prepared, text, self.hub, self._deps, self._limits, received_s=received_s, traceparent=parent
-        )
+        with self._counted(prepared) as meter:
+            exchange = Exchange(
+                prepared,
+                text,
+                self.hub,
+                self._deps,
+                self._limits,
+                received_s=received_s,
+                traceparent=parent,
+                meter=meter,
+            )
+            with self._running(exchange):
+                yield exchange
+
+    @contextmanager
+    def _counted(self, prepared: Prepared) -> Iterator[Callable[[int], None] | None]:
+        """The request against its tenant's quota. Yields what takes the tokens that it generates, if they are limited.
+        Raises `TooManyRequests`."""
+        tenant, quotas, now_s = prepared.tenant, self._quotas, self._now_s
+        quotas.begin(tenant, prepared.prompt_tokens, now_s=now_s())
+        try:
+            limited = quotas.limits_tokens(tenant)
+            yield (lambda tokens: quotas.generated(tenant, tokens, now_s=now_s())) if limited else None
+        finally:
+            quotas.end(tenant)
+
+    @contextmanager
+    def _running(self, exchange: Exchange) -> Iterator[None]:
         self._active += 1
         self.idle.clear()
         exchange.start()
         try:
-            yield exchange
+            yield
         finally:
             exchange.close()
             self._active -= 1
@@ -76,6 +115,10 @@ class Frontend:
     def refused(self, error: IsthmusError) -> None:
         """Count a request that never became an exchange."""
         self._deps.metrics.requests_rejected.labels(error.code).inc()
+
+    def limit_headers(self, tenant: Tenant) -> dict[str, str]:
+        """What is left of its quota, for the answer's head."""
+        return self._quotas.headers(tenant, now_s=self._now_s())
 
     def identity(self, prepared: Prepared, request_id: str) -> Identity:
         prefix = "chatcmpl" if prepared.chat else "cmpl"

@@ -25,6 +25,7 @@ from isthmus_ingress.openai.body import parse_object
 from isthmus_ingress.openai.errors import error_event
 from isthmus_ingress.openai.render import to_json
 from isthmus_ingress.outbox import Outbox
+from isthmus_ingress.tenants import Tenant
 from isthmus_shared.errors import Cancelled, IsthmusError
 from isthmus_shared.tracing import HEADER
 
@@ -47,7 +48,7 @@ class GenerateEndpoint:
     def __init__(self, frontend: Frontend, limits: HttpLimits, *, chat: bool) -> None:
         self._frontend, self._limits, self._chat = frontend, limits, chat
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, request_id: str, tenant: Tenant) -> None:
         received_s = asyncio.get_running_loop().time()
         headers = {"x-request-id": request_id}
         body = b""
@@ -63,7 +64,7 @@ class GenerateEndpoint:
             return
         try:
             with self._frontend.guarded(request_id):
-                prepared = await self._frontend.prepare(parse_object(body), chat=self._chat)
+                prepared = await self._frontend.prepare(parse_object(body), chat=self._chat, tenant=tenant)
         except IsthmusError as error:
             self._frontend.refused(error)
             await send_error(send, error, headers)
@@ -71,13 +72,22 @@ class GenerateEndpoint:
         try:
             parent = header(scope, TRACEPARENT)
             with self._frontend.exchange(prepared, received_s=received_s, traceparent=parent) as exchange:
-                await self._answer(exchange, scope, receive, send, request_id)
+                told = {**headers, **self._frontend.limit_headers(tenant)}
+                await self._answer(exchange, scope, receive, send, request_id, told)
         except Cancelled:
             pass  # there is nobody to tell
         except IsthmusError as error:
-            await send_error(send, error, headers)
+            await send_error(send, error, {**headers, **self._frontend.limit_headers(tenant)})
 
-    async def _answer(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    async def _answer(
+        self,
+        exchange: Exchange,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        request_id: str,
+        headers: dict[str, str],
+    ) -> None:
         """Raises the request's error while nothing of the answer has left; once something has, tells it itself."""
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(_watch(receive, exchange.outbox))
@@ -85,12 +95,12 @@ class GenerateEndpoint:
             failed: IsthmusError | None = None
             try:
                 if exchange.prepared.stream:
-                    await self._stream(exchange, guard, send, request_id)
+                    await self._stream(exchange, guard, send, request_id, headers)
                 else:
                     with self._frontend.guarded(request_id, exchange):
                         data = to_json(await self._frontend.whole(exchange, request_id)).encode()
                     guard.writing()
-                    await send_json(send, 200, data, {"x-request-id": request_id})
+                    await send_json(send, 200, data, headers)
             except IsthmusError as error:
                 failed = error  # not through the group, which would wrap it
             finally:
@@ -101,7 +111,9 @@ class GenerateEndpoint:
         if failed is not None:
             raise failed
 
-    async def _stream(self, exchange: Exchange, guard: _StallGuard, send: Send, request_id: str) -> None:
+    async def _stream(
+        self, exchange: Exchange, guard: _StallGuard, send: Send, request_id: str, headers: dict[str, str]
+    ) -> None:
         begun = False
         try:
             with self._frontend.guarded(request_id, exchange):
@@ -109,8 +121,8 @@ class GenerateEndpoint:
                     guard.writing()
                     if not begun:
                         begun = True
-                        headers = [*_STREAM_HEADERS, (b"x-request-id", request_id.encode())]
-                        await send({"type": "http.response.start", "status": 200, "headers": headers})
+                        raw = [*_STREAM_HEADERS, *((name.encode(), value.encode()) for name, value in headers.items())]
+                        await send({"type": "http.response.start", "status": 200, "headers": raw})
                     await send({"type": "http.response.body", "body": batch, "more_body": True})
                     guard.written()
         except IsthmusError as error:

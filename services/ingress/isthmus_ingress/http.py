@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +25,7 @@ from isthmus_ingress.openai.errors import (
     error_headers,
     internal_error,
 )
+from isthmus_ingress.tenants import ANYONE
 from isthmus_ingress.ui.pages import UiPages
 from isthmus_shared.errors import Cancelled, InvalidRequest, IsthmusError
 from isthmus_shared.ids import new_id
@@ -47,11 +47,10 @@ class ApiApp:
         frontend: Frontend,
         limits: HttpLimits,
         *,
-        api_keys: Sequence[str],
         ui: UiPages,
     ) -> None:
         self._frontend = frontend
-        self._keys = [key.encode() for key in api_keys]
+        self._keyring = frontend.keyring
         self._generate = {
             "/v1/chat/completions": GenerateEndpoint(frontend, limits, chat=True),
             "/v1/completions": GenerateEndpoint(frontend, limits, chat=False),
@@ -64,16 +63,17 @@ class ApiApp:
         given = header(scope, b"x-request-id") or ""
         request_id = given if CLIENT_REQUEST_ID.fullmatch(given) else new_id("req")
         path = scope["path"]
-        if self._keys and path.startswith(("/v1/", "/tokenize", "/detokenize")) and not self._knows(scope):
-            error = Unauthorized(
-                "Incorrect API key provided" if header(scope, b"authorization") else "You didn't provide an API key",
-                todo="send Authorization: Bearer with one of this server's keys",
-            )
-            await send_error(send, error, {"x-request-id": request_id, "connection": "close"})
-            return
+        tenant = ANYONE
+        if path.startswith(("/v1/", "/tokenize", "/detokenize")):
+            try:
+                tenant = self._keyring.tenant_of(header(scope, b"authorization"))
+            except Unauthorized as error:
+                self._frontend.refused(error)
+                await send_error(send, error, {"x-request-id": request_id, "connection": "close"})
+                return
         generate = self._generate.get(path)
         if generate is not None and scope["method"] == "POST":
-            await generate(scope, receive, send, request_id)
+            await generate(scope, receive, send, request_id, tenant)
             return
 
         scope["isthmus.request_id"] = request_id
@@ -88,13 +88,6 @@ class ApiApp:
                 await self._pages(scope, receive, send_with_id)
         except IsthmusError:
             pass  # `_bug` has answered; the framework raises the bug again, so that it can be logged
-
-    def _knows(self, scope: Scope) -> bool:
-        scheme, _, key = (header(scope, b"authorization") or "").partition(" ")
-        given = key.strip().encode()
-        # Every key is compared, so that the time taken says nothing.
-        matches = [hmac.compare_digest(given, known) for known in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
 
 
 def _pages(pages: _Pages, ui: UiPages, posted: Sequence[str]) -> Starlette:

@@ -3,7 +3,8 @@
 A request's body is JSON, or msgpack when its header `content-type` says so; the answer comes in the same format. With
 `stream: true` the reply inbox gets one message per batch of chunks: `isthmus-seq` counts them from 0, and the last
 one carries `isthmus-end: true`. A chunk message is a JSON (or msgpack) list of chunk objects. An error is OpenAI's
-error object with its HTTP status in `isthmus-status`, and is always the last message.
+error object with its HTTP status in `isthmus-status`, and is always the last message. Where the server has API keys,
+the header `authorization` brings one, as over HTTP.
 
 There is no connection to lose, so a caller that wants to stop early names a subject in `isthmus-cancel` and publishes
 anything to it.
@@ -43,6 +44,7 @@ CONTENT_TYPE, SEQ, END, STATUS, CANCEL = (
     "isthmus-cancel",
 )
 JSON, MSGPACK = "application/json", "application/msgpack"
+AUTHORIZATION = "authorization"
 MAX_PENDING = 1024
 """Requests not yet looked at; the in-flight limit refuses long before."""
 _EVENT_HEAD = b"data: "
@@ -83,6 +85,7 @@ class NatsDoor:
         """Answer it; returns the error that it was answered with."""
         reply, request_id = _Reply(self._bus, inbox, _format(message)), new_id("req")
         try:
+            tenant = self._frontend.keyring.tenant_of(message.headers.get(AUTHORIZATION))
             if message.subject == subjects.API_MODELS:
                 await reply.last({"object": "list", "data": self._frontend.models()})
                 return None
@@ -91,7 +94,8 @@ class NatsDoor:
                     body = self._body(message, reply.format)
                     if (cancel := message.headers.get(CANCEL)) is not None:
                         _check_cancel(cancel)
-                    prepared = await self._frontend.prepare(body, chat=message.subject == subjects.API_CHAT)
+                    chat = message.subject == subjects.API_CHAT
+                    prepared = await self._frontend.prepare(body, chat=chat, tenant=tenant)
             except IsthmusError as error:
                 self._frontend.refused(error)
                 raise

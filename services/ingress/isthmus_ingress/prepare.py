@@ -12,6 +12,7 @@ from typing import Any
 
 from isthmus_ingress.openai.schema import AnyRequest, ChatRequest, CompletionRequest, parse_chat, parse_completion
 from isthmus_ingress.roster import Model
+from isthmus_ingress.tenants import ANYONE, Tenant
 from isthmus_ingress.text import ModelText
 from isthmus_shared.errors import ContextTooLong, InvalidRequest
 from isthmus_shared.messages.work import SamplingParams
@@ -44,6 +45,12 @@ class Prepared:
     continuous_usage: bool
     return_token_ids: bool
     top_logprobs: int | None
+    tenant: Tenant = ANYONE
+
+    @property
+    def plain(self) -> bool:
+        """The answer says nothing of its tokens but their text."""
+        return self.top_logprobs is None and not self.return_token_ids
 
     @property
     def prompt_tokens(self) -> int:
@@ -56,9 +63,9 @@ class Preparer:
     def __init__(self, text: ModelText, executor: Executor) -> None:
         self.text, self._executor = text, executor
 
-    async def chat(self, body: Mapping[str, Any], model: Model) -> Prepared:
+    async def chat(self, body: Mapping[str, Any], model: Model, tenant: Tenant) -> Prepared:
         request = parse_chat(body)
-        return self._prepared(request, model, (Prompt(await self._render(request), ""),))
+        return self._prepared(request, model, (Prompt(await self._render(request), ""),), tenant)
 
     async def _render(self, request: ChatRequest) -> tuple[int, ...]:
         template = self.text.chat_template
@@ -78,10 +85,10 @@ class Preparer:
         request = parse_completion(body)
         return (await self._prompt(request.prompts[0], request)).token_ids
 
-    async def completion(self, body: Mapping[str, Any], model: Model) -> Prepared:
+    async def completion(self, body: Mapping[str, Any], model: Model, tenant: Tenant) -> Prepared:
         request = parse_completion(body)
         prompts = [await self._prompt(prompt, request) for prompt in request.prompts]
-        return self._prepared(request, model, tuple(prompts))
+        return self._prepared(request, model, tuple(prompts), tenant)
 
     async def _prompt(self, prompt: str | list[int], request: CompletionRequest) -> Prompt:
         tokenizer = self.text.tokenizer
@@ -107,7 +114,7 @@ class Preparer:
             raise InvalidRequest(f"{param} holds no token", param=param)
         return token_ids
 
-    def _prepared(self, request: AnyRequest, model: Model, prompts: tuple[Prompt, ...]) -> Prepared:
+    def _prepared(self, request: AnyRequest, model: Model, prompts: tuple[Prompt, ...], tenant: Tenant) -> Prepared:
         options = request.stream_options
         seed = secrets.randbelow(SEED_RANGE) if request.seed is None else request.seed % SEED_RANGE
         sampling = [
@@ -127,6 +134,7 @@ class Preparer:
             continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
             return_token_ids=bool(request.return_token_ids),
             top_logprobs=request.wanted_logprobs,
+            tenant=tenant,
         )
 
 

@@ -19,6 +19,7 @@ from isthmus_ingress.hub import Hub
 from isthmus_ingress.nats_door import NatsDoor
 from isthmus_ingress.prepare import Preparer
 from isthmus_ingress.roster import Roster
+from isthmus_ingress.tenants import Keyring, read_tenants
 from isthmus_ingress.text import ModelText, load_model_text
 from isthmus_ingress.ui.pages import UiPages
 from isthmus_ingress.ui.state import UiState
@@ -48,6 +49,10 @@ class Ingress:
         self.server: ApiServer | None = None
         self.events_subject = subjects.ingress_events(IngressId(self.config.id), runtime.incarnation)
         self._serve_http, self._load_text = serve_http, load_text
+        self._keyring = Keyring(
+            api_keys=[key.get_secret_value() for key in self.config.api_keys],
+            entries=() if self.config.tenants is None else read_tenants(self.config.tenants),
+        )
         self.hub = Hub(runtime.bus, self.events_subject, self.roster, runtime.metrics, runtime.log)
         self._cancels = Cancels(runtime.bus, runtime.log)
         runtime.add_readiness("workers", self._workers_problem)
@@ -101,18 +106,20 @@ class Ingress:
             config.itl_target_s,
         )
         limits = Limits(config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight)
-        return Frontend(preparer, self.hub, deps, limits, lambda: not runtime.stopping.is_set())
+        return Frontend(preparer, self.hub, deps, limits, self._accepting, keyring=self._keyring)
+
+    def _accepting(self) -> bool:
+        return not self.runtime.stopping.is_set()
 
     async def _http(self, frontend: Frontend) -> None:
         config = self.config
         limits = HttpLimits(config.max_body_bytes, config.body_timeout_s, config.write_stall_s)
-        keys = [key.get_secret_value() for key in config.api_keys]
         ui = UiPages(
             UiState(self.runtime.bus, self.hub, self.runtime.metrics),
             admin_keys=[key.get_secret_value() for key in config.admin_keys],
-            clients_need_keys=bool(keys),
+            clients_need_keys=frontend.keyring.needs_keys,
         )
-        app = ApiApp(self.runtime, frontend, limits, api_keys=keys, ui=ui)
+        app = ApiApp(self.runtime, frontend, limits, ui=ui)
         with listen(config.host, config.port) as listener:
             host, port = listener.getsockname()[:2]
             self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

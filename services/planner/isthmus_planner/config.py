@@ -8,7 +8,7 @@ from pydantic import Field
 
 from isthmus_planner.cost.speeds import CostConstants
 from isthmus_planner.deadlines import DeadlinePolicy
-from isthmus_planner.route import ModePolicy, Policy
+from isthmus_planner.routing.policy import ModePolicy, Policy
 from isthmus_shared.config import ServiceConfig
 
 _COST = CostConstants()

@@ -80,6 +80,11 @@ class Registry:
     def ingresses(self) -> tuple[IngressHeartbeat, ...]:
         return tuple(self._ingresses[key].beat for key in sorted(self._ingresses))
 
+    def lives(self, beat: WorkerHeartbeat) -> bool:
+        """Whether that very life of the worker is among the living."""
+        known = self._workers.get(beat.worker_id)
+        return known is not None and known.beat.incarnation == beat.incarnation
+
     def knows_model(self, model: str) -> bool:
         """Whether a worker with that model has ever been seen."""
         return model in self._models

@@ -8,9 +8,10 @@ import contextlib
 from isthmus_planner.config import PlannerConfig
 from isthmus_planner.cost.speeds import prior_costs
 from isthmus_planner.estimates import Estimates
-from isthmus_planner.ledger import Ledger
 from isthmus_planner.registry import Registry
-from isthmus_planner.route import Cluster, assignments, choose
+from isthmus_planner.routing.choose import choose
+from isthmus_planner.routing.refusing import Known
+from isthmus_planner.routing.view import View
 from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import (
@@ -20,6 +21,7 @@ from isthmus_shared.messages.health import (
     PlannerHeartbeat,
     ProcessState,
     RelayHeartbeat,
+    RelayRates,
     Role,
     ViewRequest,
     WorkerHeartbeat,
@@ -39,7 +41,7 @@ class PlannerService:
         self._runtime = runtime
         self._policy = runtime.config.policy()
         self._registry = Registry()
-        self._ledger = Ledger()
+        self._seats = View(self._policy)
         self._estimates = Estimates(prior_costs(self._policy.constants))
         self._started_s = self._now_s()
 
@@ -54,6 +56,7 @@ class PlannerService:
                     rt.watch(subjects.HEARTBEAT_WORKER, WorkerHeartbeat, self._on_worker),
                     rt.watch(subjects.HEARTBEAT_RELAY, RelayHeartbeat, self._on_relay),
                     rt.watch(subjects.HEARTBEAT_INGRESS, IngressHeartbeat, self._on_ingress),
+                    rt.watch(subjects.RELAY_RATES, RelayRates, self._on_rates),
                     rt.watch(subjects.WORKER_LOST, WorkerLost, self._on_lost),
                     rt.serve(
                         subjects.ROUTE,
@@ -82,22 +85,15 @@ class PlannerService:
 
     async def route(self, request: RouteRequest) -> RouteReply:
         now_s = self._now_s()
-        cluster = Cluster(
-            workers=self._registry.workers,
-            pending=self._ledger.pending(now_s),
-            models=frozenset(self._registry.models),
-            warm=now_s - self._started_s >= WARM_S,
-            learned=self._estimates.live(),
-        )
         metrics = self._runtime.metrics
         try:
-            route, plan = choose(request, cluster, self._policy, self._runtime.incarnation)
+            choice = choose(request, self._seats, self._known, self._runtime.incarnation, now_s)
         except IsthmusError as error:
             metrics.routes.labels("none", error.code).inc()
             self._runtime.log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
             return RouteReply(fault=error.to_fault())
-        for incarnation, work in assignments(request, plan):
-            self._ledger.add(incarnation, work, now_s)
+        self._seats.commit(choice, now_s)
+        route = choice.route
         metrics.routes.labels(route.mode.value, "ok").inc()
         metrics.route_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
         self._runtime.log.debug(
@@ -109,6 +105,10 @@ class PlannerService:
             ttft_p50_s=route.predicted.ttft_p50_s,
         )
         return RouteReply(route=route)
+
+    def _known(self) -> Known:
+        warm = self._now_s() - self._started_s >= WARM_S
+        return Known(models=frozenset(self._registry.models), warm=warm)
 
     async def _view(self, _request: ViewRequest) -> ClusterView:
         return ClusterView(
@@ -126,11 +126,17 @@ class PlannerService:
         now_s = self._now_s()
         for lost in self._registry.worker_beat(beat, now_s):
             self._forget(lost, "restarted")
-        self._ledger.beat(beat.incarnation, now_s)
-        self._estimates.beat(beat)
+        if self._registry.lives(beat):  # not one that was sent before its end was told of
+            self._estimates.beat(beat)
+            self._seats.beat(beat, now_s, self._estimates.live().get(beat.incarnation))
 
     async def _on_relay(self, beat: RelayHeartbeat) -> None:
-        self._registry.relay_beat(beat, self._now_s())
+        now_s = self._now_s()
+        self._registry.relay_beat(beat, now_s)
+        self._seats.relay(beat, now_s)
+
+    async def _on_rates(self, rates: RelayRates) -> None:
+        self._seats.rates(rates, self._now_s())
 
     async def _on_ingress(self, beat: IngressHeartbeat) -> None:
         self._registry.ingress_beat(beat, self._now_s())
@@ -148,10 +154,11 @@ class PlannerService:
                 with contextlib.suppress(BusDisconnected):  # then nobody could hear it, and the ingresses see it too
                     await self._runtime.bus.publish(subjects.WORKER_LOST, each.encode())
             self._estimates.keep(worker.incarnation for worker in self._registry.workers)
+            self._seats.keep_relays(relay.relay.node_id for relay in self._registry.relays)
             self._count()
 
     def _forget(self, lost: WorkerLost, cause: str) -> None:
-        self._ledger.forget(lost.worker.incarnation, self._now_s())
+        self._seats.lost(lost.worker.incarnation)
         self._runtime.metrics.workers_lost.labels(cause).inc()
         self._runtime.log.warning("worker.lost", worker=lost.worker.worker_id, cause=cause, why=lost.why)
 

@@ -22,6 +22,7 @@ from isthmus_sim.loop import world_loop
 from isthmus_sim.services import EOS_CHANCE, MODEL, REQUEST_TIMEOUT_S
 
 MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 600, 60
+SHARED_CHANCE = 0.4
 GRACE_S = 0.05
 LEAVE_S = 0.2
 """A client that has left is done with within this."""
@@ -63,8 +64,13 @@ class Outcome:
 
 
 def prompt_of(seed: int, number: int, isl_tokens: int) -> tuple[int, ...]:
+    """Some begin as others do, so that workers find their blocks again."""
     rng = random.Random(f"{seed}:prompt:{number}")
-    return tuple(rng.randrange(256) for _ in range(isl_tokens))
+    begins: list[int] = []
+    if rng.random() < SHARED_CHANCE:
+        shared = random.Random(f"{seed}:shared:{rng.randrange(2)}")
+        begins = [shared.randrange(256) for _ in range(rng.choice((16, 64, 65, 128, 300)))]
+    return tuple([*begins, *(rng.randrange(256) for _ in range(isl_tokens))][:isl_tokens])
 
 
 def draw(rng: random.Random, seed: int, requests: int, *, over_s: float) -> list[Ask]:
@@ -115,7 +121,7 @@ async def serve(frontend: Frontend, outcome: Outcome, *, traceparent: str | None
     outcome.began_s = world.world_s
     leaving: asyncio.TimerHandle | None = None
     try:
-        prepared = await frontend.prepare(_body(ask), chat=False)
+        prepared = await frontend.prepare(_body(ask), chat=False, tenant=frontend.keyring.tenant_of(None))
         with frontend.exchange(prepared, received_s=world.time(), traceparent=traceparent) as exchange:
 
             def leave() -> None:

@@ -86,6 +86,10 @@ class Requests:
         """Records for which the engine still works (or will)."""
         return len(self._records)
 
+    def has_unfinished(self, *, prefill: bool) -> bool:
+        """Whether the engine works for a request of that side."""
+        return any(record.is_prefill is prefill for record in self._records.values())
+
     @property
     def subjects(self) -> frozenset[str]:
         return frozenset(record.events_subject for record in self.everything())

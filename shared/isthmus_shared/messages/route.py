@@ -10,7 +10,7 @@ from pydantic import Field
 from isthmus_shared.errors import Fault
 from isthmus_shared.ids import Incarnation, RequestId
 from isthmus_shared.messages.base import WireMessage
-from isthmus_shared.messages.work import Part, WorkerRef
+from isthmus_shared.messages.work import Part, RelayRef, WorkerRef
 
 
 class Mode(StrEnum):
@@ -40,6 +40,17 @@ class Slo(Part):
     """Higher goes first."""
 
 
+class StagedKv(Part):
+    """KV that waits, sealed, in some relay's staging."""
+
+    relay: RelayRef
+    tokens: int = Field(gt=0)
+    """The first ones of the request's; a decode worker computes the rest."""
+    model_fingerprint: str
+    kv_form: str
+    """As in WorkerHeartbeat: who fetches it must have the same."""
+
+
 class RouteRequest(WireMessage):
     KIND: ClassVar[str] = "route_request"
 
@@ -58,6 +69,9 @@ class RouteRequest(WireMessage):
     """In line so far, over all asks."""
     patience_s: float = Field(default=0.0, ge=0, le=60)
     """How long the planner may hold this ask; 0: answer at once."""
+    staged: StagedKv | None = None
+    """Its KV is there already: wanted is a decode worker that can fetch it, and no prefill. Where there is none, the
+    answer is as if this were not set."""
 
 
 class Deadlines(Part):
@@ -87,7 +101,7 @@ class Prediction(Part):
 class Route(Part):
     mode: Mode
     prefill: WorkerRef | None = None
-    """None when aggregated."""
+    """None when aggregated; disaggregated without one: `decode` fetches the KV that the request said is staged."""
     decode: WorkerRef
     deadlines: Deadlines
     predicted: Prediction

@@ -24,6 +24,8 @@ HEARTBEAT_INGRESS = f"{ROOT}.heartbeat.ingress"
 HEARTBEAT_PLANNER = f"{ROOT}.heartbeat.planner"
 WORKER_LOST = f"{ROOT}.event.worker_lost"
 """WorkerLost, published by the relay whose client vanished (or by a worker that leaves)."""
+MOVE_REQUESTS = f"{ROOT}.event.move_requests"
+"""MoveRequests, from a draining worker, the leading planner or an operator to every ingress."""
 RELAY_RATES = f"{ROOT}.relay.rates"
 """RelayRates, from the planner to every relay; each takes what is about its own lanes."""
 
@@ -46,6 +48,16 @@ def worker_decode(worker: WorkerId) -> str:
 def worker_start(worker: WorkerId) -> str:
     """StartDecode → Ack."""
     return f"{ROOT}.worker.{worker}.decode.start"
+
+
+def worker_save(worker: WorkerId) -> str:
+    """SaveSequence → SubmitReply."""
+    return f"{ROOT}.worker.{worker}.decode.save"
+
+
+def worker_release(worker: WorkerId) -> str:
+    """Release, from any ingress."""
+    return f"{ROOT}.worker.{worker}.release"
 
 
 def worker_cancel(worker: WorkerId) -> str:

@@ -9,6 +9,13 @@ A request's parties speak in this order (disaggregated):
     decode  → ingress   StepEvents: tokens … finish
     ingress → any       Cancel, at any time
 
+One whose KV is staged already (its decode worker died, or gives it away; ADR 9):
+
+    ingress → decode    SaveSequence         ← SubmitReply (ticket), StepEvents: finish HANDOFF     (gives it away)
+    ingress → decode    SubmitDecode(ticket, more tokens than it is for) ← SubmitReply
+    decode  → ingress   StepEvents: tokens … finish
+    ingress → any       Release, when all is over
+
 Every message names the attempt (`generation`) and the life of the process it is meant for (`incarnation`).
 Durations travel, never instants: clocks differ between nodes.
 """
@@ -121,6 +128,9 @@ class SubmitPrefill(_Work):
     sampling: SamplingParams
     deadline_s: float = Field(gt=0)
     """From receipt to the end of the transfer; then everything held for it is freed."""
+    retain_s: float = Field(default=0.0, ge=0)
+    """From receipt: how long the relay may keep the KV once it was fetched, for another destination, if that costs
+    nobody anything. Not more than `deadline_s`: until then."""
 
 
 class SubmitDecode(_Work):
@@ -131,13 +141,31 @@ class SubmitDecode(_Work):
     output_offset: int = Field(default=0, ge=0)
     sampling: SamplingParams
     ticket: KvTicket | None = None
-    """None: aggregated; the worker prefills the prompt itself and no StartDecode follows."""
+    """None: aggregated; the worker prefills the prompt itself and no StartDecode follows. One for fewer tokens than
+    `token_ids` has: the rest is computed here, and no StartDecode follows either."""
     transfer_deadline_s: float = Field(gt=0)
     """From receipt to committed KV and first token (ticket given), else unused."""
 
 
+class SaveSequence(_Work):
+    """Give a running sequence away: pause it between two steps, stage its KV, end it with HANDOFF.
+
+    `generation` is that of the attempt that runs. Refused, or if there is no room in staging in time, it goes on.
+    """
+
+    KIND: ClassVar[str] = "save_sequence"
+
+    transfer_id: TransferId
+    transfer_generation: Generation = Field(gt=0)
+    """Of the new flow; above every earlier one of that transfer."""
+    deadline_s: float = Field(gt=0)
+    """From receipt to the end of the transfer."""
+    retain_s: float = Field(default=0.0, ge=0)
+    """As in SubmitPrefill."""
+
+
 class SubmitReply(WireMessage):
-    """Accepted (no fault), with the ticket when it was a prefill; or refused, and nothing is held."""
+    """Accepted (no fault), with the ticket when KV is staged by it; or refused, and nothing is held."""
 
     KIND: ClassVar[str] = "submit_reply"
 
@@ -157,6 +185,33 @@ class Cancel(_Work):
     KIND: ClassVar[str] = "cancel"
 
     reason: Literal["client_gone", "finished", "replanned", "deadline"] = "client_gone"
+
+
+MAX_RELEASED = 256
+"""In one message."""
+
+
+class Released(Part):
+    request_id: RequestId
+    generation: Generation = Field(gt=0)
+
+
+class Release(WireMessage):
+    """Those requests are over: what is retained for them may go. Published; a lost one leaves it to the budget."""
+
+    KIND: ClassVar[str] = "release"
+
+    incarnation: Incarnation
+    released: tuple[Released, ...] = Field(min_length=1, max_length=MAX_RELEASED)
+
+
+class MoveRequests(WireMessage):
+    """To every ingress: move what runs on that life of a worker elsewhere, where that can be done. Published."""
+
+    KIND: ClassVar[str] = "move_requests"
+
+    worker: WorkerRef
+    why: str = Field(max_length=256)
 
 
 class Ack(WireMessage):
