@@ -9,11 +9,11 @@ import pytest
 
 from isthmus_shared.messages.work import SamplingParams
 from isthmus_shared.metrics import ITL_CAUSES
-from isthmus_sim.bus import CALM_DELAY_S
 from isthmus_sim.cluster import Cluster
 from isthmus_sim.load import Ask, Outcome, serve
 from isthmus_sim.loop import run_world
 from isthmus_sim.trace import Trace
+from isthmus_sim.weather import CALM_DELAY_S
 
 OSL_TOKENS = 80
 

@@ -8,7 +8,6 @@ what is on it. Order is kept per publisher and subject, and no more than that.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
@@ -23,50 +22,15 @@ from isthmus_shared.errors import IsthmusError
 from isthmus_shared.messages import subjects
 from isthmus_sim.loop import Life, world_loop
 from isthmus_sim.trace import Trace
+from isthmus_sim.weather import LINGER_S, Weather
 
 _QUIET = (f"{subjects.ROOT}.heartbeat.", "$SRV.", "_INBOX.")
 """Not in the trace: they would bury the rest."""
-CALM_DELAY_S = 0.002
-"""A healthy bus; without any delay, too little could happen between two messages."""
-LINGER_S = 0.5
 APART_S = 1e-9
 """Between two messages of one order, since timers of one instant have none."""
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 MAX_HELD = 20_000
 """Messages for one client that takes none, after which the server cuts it off: NATS' slow consumer."""
-
-
-@dataclass
-class Weather:
-    """How the bus treats messages now; faults change it and set it back."""
-
-    rng: random.Random
-    delay_s: float = CALM_DELAY_S
-    """Longest way up; each message takes something between nothing and this."""
-    spread_s: float = 0.0
-    """Longest way down: how much later one listener hears a message than another."""
-    shed_chance: float = 0.0
-    """Of a step message: its subscriber was too slow."""
-    repeat_chance: float = 0.0
-    """Of any message: it comes twice."""
-    linger_chance: float = 0.0
-    """Of a request to a worker: it comes again, up to `LINGER_S` later, as from a buffer that is flushed after an
-    outage."""
-
-    def take_s(self) -> float:
-        return self.rng.uniform(0, self.delay_s)
-
-    def copies(self, subject: str) -> int:
-        if self.shed_chance and subject.startswith(_STEPS) and self.rng.random() < self.shed_chance:
-            return 0
-        return 2 if self.repeat_chance and self.rng.random() < self.repeat_chance else 1
-
-    def lingers(self, subject: str) -> bool:
-        return bool(self.linger_chance) and subject.startswith(_WORK) and self.rng.random() < self.linger_chance
-
-
-_STEPS = f"{subjects.ROOT}.ingress."
-_WORK = f"{subjects.ROOT}.worker."
 
 
 class Broker:

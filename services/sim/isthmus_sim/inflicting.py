@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
 
-from isthmus_shared.engines.port import EngineRequest
-from isthmus_shared.errors import IsthmusError
-from isthmus_shared.ids import Generation, Incarnation, RequestId, TransferId, WorkerId
-from isthmus_shared.kv.manifest import KvManifest
-from isthmus_shared.messages.work import SamplingParams, WorkerRef
-from isthmus_sim.bus import CALM_DELAY_S, MAX_HELD, MAX_PAYLOAD_BYTES
+from isthmus_sim.bus import MAX_HELD, MAX_PAYLOAD_BYTES
 from isthmus_sim.cluster import Cluster
+from isthmus_sim.exhausting import engine_failure, kv_full, staging_full
 from isthmus_sim.fabric import SILENCE_S
 from isthmus_sim.faults import Fault, Planned
-from isthmus_sim.loop import Life
-from isthmus_sim.process import Process, Service
-from isthmus_sim.relay import Relay, SimLink
-from isthmus_sim.services import SimIngress, Worker
+from isthmus_sim.process import Service
+from isthmus_sim.relay import Relay
+from isthmus_sim.services import SimIngress
+from isthmus_sim.targets import anyone, back, one_of
+from isthmus_sim.weather import CALM_DELAY_S
 
 SLOWNESS = 50.0
 HEALED_S = 0.5
@@ -28,8 +23,6 @@ RECONNECT_S = 0.5
 """Within which a client notices that the bus is back."""
 ATTACHED_S = 2.5
 """The longest backoff of a worker that attaches again, and some."""
-
-S = TypeVar("S", bound=Service)
 
 
 async def inflict(cluster: Cluster, planned: Planned) -> None:
@@ -41,26 +34,11 @@ async def inflict(cluster: Cluster, planned: Planned) -> None:
         trace("healed")
 
 
-def _one(services: Sequence[S], planned: Planned) -> S | None:
-    """One that runs."""
-    alive = [each for each in services if each.process is not None and not each.process.task.done()]
-    return alive[planned.pick % len(alive)] if alive else None
-
-
-def _anyone(cluster: Cluster, planned: Planned) -> Service | None:
-    """Workers as often as all others together."""
-    return _one([*cluster.workers, *cluster.workers, *cluster.nodes, *cluster.planners, *cluster.ingresses], planned)
-
-
-async def _back(cluster: Cluster, service: Service) -> None:
-    await cluster.settled(lambda: service.ready)
-
-
 # -- processes
 
 
 async def _worker_crash(cluster: Cluster, planned: Planned) -> None:
-    worker = _one(cluster.workers, planned)
+    worker = one_of(cluster.workers, planned)
     if worker is None:
         return
     silenced = cluster.world.broker.silenced
@@ -71,7 +49,7 @@ async def _worker_crash(cluster: Cluster, planned: Planned) -> None:
     silenced.discard(worker.node.name)
     if worker.process is None:
         worker.start()
-    await _back(cluster, worker)
+    await back(cluster, worker)
 
 
 async def _crash(cluster: Cluster, service: Service | None, planned: Planned, *, settle_s: float) -> None:
@@ -87,15 +65,17 @@ async def _crash(cluster: Cluster, service: Service | None, planned: Planned, *,
 
 
 async def _planner_crash(cluster: Cluster, planned: Planned) -> None:
-    await _crash(cluster, _one(cluster.planners, planned), planned, settle_s=1.0)  # it hears everyone within two beats
+    await _crash(
+        cluster, one_of(cluster.planners, planned), planned, settle_s=1.0
+    )  # it hears everyone within two beats
 
 
 async def _ingress_crash(cluster: Cluster, planned: Planned) -> None:
-    await _crash(cluster, _one(cluster.ingresses, planned), planned, settle_s=0.0)
+    await _crash(cluster, one_of(cluster.ingresses, planned), planned, settle_s=0.0)
 
 
 async def _relay_loss(cluster: Cluster, planned: Planned) -> None:
-    await _crash(cluster, _one(cluster.nodes, planned), planned, settle_s=ATTACHED_S)
+    await _crash(cluster, one_of(cluster.nodes, planned), planned, settle_s=ATTACHED_S)
 
 
 async def _restart(cluster: Cluster, service: Service | None, planned: Planned) -> None:
@@ -107,24 +87,24 @@ async def _restart(cluster: Cluster, service: Service | None, planned: Planned) 
     await asyncio.sleep(planned.lasts_s)
     if service.process is process:  # else it crashed while it drained, and has been started anew
         service.start()
-    await _back(cluster, service)
+    await back(cluster, service)
 
 
 async def _worker_restart(cluster: Cluster, planned: Planned) -> None:
-    await _restart(cluster, _one(cluster.workers, planned), planned)
+    await _restart(cluster, one_of(cluster.workers, planned), planned)
 
 
 async def _ingress_restart(cluster: Cluster, planned: Planned) -> None:
-    await _restart(cluster, _one(cluster.ingresses, planned), planned)
+    await _restart(cluster, one_of(cluster.ingresses, planned), planned)
 
 
 async def _relay_restart(cluster: Cluster, planned: Planned) -> None:
-    await _restart(cluster, _one(cluster.nodes, planned), planned)
+    await _restart(cluster, one_of(cluster.nodes, planned), planned)
     await asyncio.sleep(ATTACHED_S)
 
 
 async def _pause(cluster: Cluster, planned: Planned) -> None:
-    service = _anyone(cluster, planned)
+    service = anyone(cluster, planned)
     if service is None or service.process is None or service.process.life.paused:
         return
     life = service.process.life
@@ -169,7 +149,7 @@ async def _payload_limit(cluster: Cluster, planned: Planned) -> None:
 
 
 async def _bus_partition(cluster: Cluster, planned: Planned) -> None:
-    service = _anyone(cluster, planned)
+    service = anyone(cluster, planned)
     if service is None or service.process is None:
         return
     bus = service.process.bus
@@ -203,7 +183,7 @@ async def _route_split(cluster: Cluster, planned: Planned) -> None:
 
 async def _slow_consumer(cluster: Cluster, planned: Planned) -> None:
     """It takes nothing for a while, and has little room for what then comes at once, here or in the server."""
-    service = _anyone(cluster, planned)
+    service = anyone(cluster, planned)
     if service is None or service.process is None:
         return
     bus, room = service.process.bus, (1, 2, 8)[planned.pick % 3]
@@ -317,76 +297,6 @@ async def _repeated_chunks(cluster: Cluster, planned: Planned) -> None:
     await asyncio.sleep(1.0)
 
 
-async def _staging_full(cluster: Cluster, planned: Planned) -> None:
-    """Another worker of that node stages all that its relay gives."""
-    node = _one(cluster.nodes, planned)
-    engine = next((each.engine for each in cluster.workers if each.ready and each.engine is not None), None)
-    if node is None or engine is None:
-        return
-    life = cluster.world.new_life(f"hog-{node.name}.{node.lives}")
-    await life.start(_hog(node, life, engine.manifest(600), planned.lasts_s, cluster), name=life.name)
-    await asyncio.sleep(0.1)
-
-
-async def _hog(node: Relay, life: Life, manifest: KvManifest, lasts_s: float, cluster: Cluster) -> None:
-    name = life.name
-    worker = WorkerRef(worker_id=WorkerId("hog"), incarnation=Incarnation(name), node_id=node.node_id)
-    try:
-        link = await SimLink.attach(node, life, worker)
-    except IsthmusError:
-        return
-    try:
-        for number in count():
-            transfer = TransferId(f"{name}-{number}")
-            await link.open_sink(transfer, Generation(1), manifest, deadline_s=60, wait_s=0.01)
-    except IsthmusError as error:
-        cluster.world.trace.note(name, "holds all there is", said=error.code)
-    await asyncio.sleep(lasts_s)
-    await link.close()
-
-
-async def _kv_full(cluster: Cluster, planned: Planned) -> None:
-    """Somebody else's sequences take most of an engine's blocks."""
-    worker = _one(cluster.workers, planned)
-    if worker is None or not worker.ready or worker.engine is None or worker.host is None or worker.process is None:
-        return
-    engine, process = worker.engine, worker.process
-    beat = worker.host.beat()
-    tokens = (beat.load.kv_blocks_total - 1) * beat.kv_block_tokens
-    sampling = SamplingParams(max_tokens=tokens // 4, temperature=0, ignore_eos=True)
-    hog = RequestId(f"hog-{process.name}")
-    try:
-        process.life.context.run(engine.submit, EngineRequest(hog, (1,) * (tokens * 3 // 4), sampling))
-    except IsthmusError:
-        return
-    await asyncio.sleep(planned.lasts_s)
-    process.life.context.run(engine.abort, hog)
-    await asyncio.sleep(0.5)
-
-
-async def _engine_failure(cluster: Cluster, planned: Planned) -> None:
-    worker = _one(cluster.workers, planned)
-    if worker is None or worker.runner is None:
-        return
-    runner, process = worker.runner, worker.process
-    assert process is not None
-    cluster.world.may_fail += 1
-    runner.broken = True
-    await asyncio.sleep(0.02 if planned.coin else planned.lasts_s)
-    runner.broken = False
-    await _start_anew(cluster, worker, process)
-    cluster.world.may_fail -= 1
-
-
-async def _start_anew(cluster: Cluster, worker: Worker, process: Process) -> None:
-    """What a supervisor does with a process that has ended by itself."""
-    await asyncio.sleep(2.5)  # its last words may take that long
-    if worker.process is process and process.task.done():
-        await worker.crash()
-        worker.start()
-        await _back(cluster, worker)
-
-
 _HOW: dict[Fault, Callable[[Cluster, Planned], Awaitable[None]]] = {
     Fault.WORKER_CRASH: _worker_crash,
     Fault.WORKER_RESTART: _worker_restart,
@@ -413,7 +323,7 @@ _HOW: dict[Fault, Callable[[Cluster, Planned], Awaitable[None]]] = {
     Fault.CORRUPTION: _corruption,
     Fault.LATE_CHUNKS: _late_chunks,
     Fault.REPEATED_CHUNKS: _repeated_chunks,
-    Fault.STAGING_FULL: _staging_full,
-    Fault.KV_FULL: _kv_full,
-    Fault.ENGINE_FAILURE: _engine_failure,
+    Fault.STAGING_FULL: staging_full,
+    Fault.KV_FULL: kv_full,
+    Fault.ENGINE_FAILURE: engine_failure,
 }

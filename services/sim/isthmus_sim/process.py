@@ -13,11 +13,12 @@ from isthmus_shared.ids import Incarnation, RequestId, TransferId
 from isthmus_shared.messages.health import ProcessState
 from isthmus_shared.service import ServiceRuntime
 from isthmus_shared.tracing import NullTracing, Tracing
-from isthmus_sim.bus import Broker, SimBus, Weather
+from isthmus_sim.bus import Broker, SimBus
 from isthmus_sim.fabric import Fabric
 from isthmus_sim.loop import Life
 from isthmus_sim.pipe import Belfry
 from isthmus_sim.trace import Trace
+from isthmus_sim.weather import Weather
 
 UPTIME_S = 100_000.0
 """What a clock may show at the start."""
