@@ -71,6 +71,9 @@ class Work:
     model: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
+    cache_salt: str = ""
+    prefix: tuple[bytes, ...] = ()
+    """Of the prompt, see `isthmus_shared.prefix`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +240,7 @@ class RunningSaga:
             isl_tokens=len(self.work.prompt) + len(self.saga.output),
             max_osl_tokens=max(1, self.work.sampling.max_tokens - len(self.saga.output)),
             exclude=effect.exclude,
+            prefix=self.work.prefix,
         )
         span = self._deps.tracing.begin("route", self._attempt.traceparent)
         try:
@@ -265,6 +269,7 @@ class RunningSaga:
             "token_ids": self.work.prompt + effect.output,
             "output_offset": len(effect.output),
             "sampling": self.work.sampling,
+            "cache_salt": self.work.cache_salt,
         }
         if effect.role is Role.PREFILL:
             call, subject = Call.PREFILL, subjects.worker_prefill(effect.worker.worker_id)

@@ -12,8 +12,9 @@ from enum import StrEnum
 
 from isthmus_shared.engines.config import EngineConfig
 from isthmus_shared.engines.port import EngineInfo, EngineLoad, EngineRequest, SequenceOutput, StepReport
+from isthmus_shared.engines.prefix_log import PrefixLog
 from isthmus_shared.engines.reports import ReportQueue, SpeedMeter
-from isthmus_shared.engines.runner_port import Runner, RunnerInfo, WorkResult
+from isthmus_shared.engines.runner_port import RUNNER_FAULTS, Runner, RunnerInfo, WorkResult, step_fault
 from isthmus_shared.engines.scheduler import Scheduler, SchedulerLimits
 from isthmus_shared.engines.sequence import Batch, Phase, Work
 from isthmus_shared.engines.sequence import Sequence as SequenceState
@@ -33,9 +34,6 @@ from isthmus_shared.messages.work import FinishReason
 
 MAX_FAILURES_IN_A_ROW = 3
 """Steps that may raise in a row before the engine gives up: a bad batch is survived, a broken device is not."""
-
-RUNNER_FAULTS = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, OSError, MemoryError, IsthmusError)
-"""What a step may raise: torch's errors are RuntimeErrors. An AssertionError is our bug and ends the engine."""
 
 _CANCELLED = Cancelled("the sequence was aborted")
 
@@ -79,6 +77,7 @@ class BatchingEngine:
                 max_running=self._config.max_batch,
                 prefill_chunk_tokens=self._config.prefill_chunk_tokens,
                 max_waiting=self._config.max_waiting,
+                prefix_cache=self._config.prefix_cache,
             )
         )
         entered = asyncio.Event()
@@ -142,6 +141,10 @@ class BatchingEngine:
             decode_step_s=self._speed.decode_step_s,
             prefill_tokens_per_s=self._speed.prefill_tokens_per_s,
         )
+
+    @property
+    def prefixes(self) -> PrefixLog | None:
+        return self._scheduler.pool.prefixes if self._config.prefix_cache else None
 
     @property
     def preemptions(self) -> int:
@@ -233,7 +236,7 @@ class BatchingEngine:
         try:
             step = await self._runner.execute(batch)
         except RUNNER_FAULTS as error:
-            fault = _engine_fault(error)
+            fault = step_fault(error)
             outputs = self._fail_running(batch, fault)
         else:
             self._failures_in_a_row = 0
@@ -257,7 +260,7 @@ class BatchingEngine:
         indexes = [work.sequence.next_output_index for work in batch.works]
         pairs = list(zip(batch.works, results, strict=True))
         sampled = {w.sequence.uid: r.token_id for w, r in pairs if w.sample and r.token_id is not None}
-        self._scheduler.commit(batch, sampled)
+        self._scheduler.commit(batch, sampled, {w.sequence.uid for w, r in pairs if r.fault is not None})
         outputs = []
         for (work, result), index in zip(pairs, indexes, strict=True):
             output = self._take_one(work, result, index)
@@ -286,15 +289,18 @@ class BatchingEngine:
             token_ids=(result.token_id,),
             logprobs=None if result.logprob is None else (result.logprob,),
             finish=finish,
+            cached_tokens=(sequence.cached or 0) if index == sequence.request.output_offset else 0,
             prefill=sequence.prefill_times() if index == sequence.request.output_offset else None,
         )
 
     def _fail_running(self, batch: Batch, fault: Fault) -> list[SequenceOutput]:
-        self._scheduler.commit(batch, {})
+        self._scheduler.commit(batch, {}, {work.sequence.uid for work in batch.works})
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW and self.state is EngineState.READY:
             self.state = EngineState.FAILED
-        return [self._end(sequence, FinishReason.ERROR, fault) for sequence in list(self._scheduler.running)]
+        ended = [self._end(sequence, FinishReason.ERROR, fault) for sequence in list(self._scheduler.running)]
+        self._scheduler.distrust()
+        return ended
 
     # -- ends -------------------------------------------------------------------------------------------------------
 
@@ -387,9 +393,3 @@ class BatchingEngine:
 
 def _ended(sequence: SequenceState, index: int, finish: FinishReason, fault: Fault | None) -> SequenceOutput:
     return SequenceOutput(request_id=sequence.request.request_id, output_index=index, finish=finish, fault=fault)
-
-
-def _engine_fault(error: BaseException) -> Fault:
-    if isinstance(error, IsthmusError):
-        return error.to_fault()
-    return EngineFailed("a step failed", why=f"{type(error).__name__}: {error}").to_fault()

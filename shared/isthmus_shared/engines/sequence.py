@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from isthmus_shared.engines.port import EngineRequest, PrefillTimes
 from isthmus_shared.messages.work import FinishReason
+from isthmus_shared.prefix import PrefixChain
 
 MAX_CHUNKS = 256
 """Written down of one prompt; the rest would only lengthen a trace."""
@@ -38,7 +39,7 @@ class Sequence:
     prefill_until: int = 0
     """Tokens that must be computed before it decodes: the prompt, or everything so far after a preemption."""
     saved: int = 0
-    """Prompt tokens that are already in the sink; a preemption does not save them again."""
+    """Prompt tokens that are already in the sink; those of a step begin here, be they computed by it or cached."""
     loads: bool = False
     """Its KV comes from `kv_load` when it is admitted, instead of being computed."""
     source_ready: bool = False
@@ -48,6 +49,16 @@ class Sequence:
     """When the first step that works on its prompt began."""
     chunks: list[tuple[int, float]] = field(default_factory=list)
     """(prompt tokens, when they were computed)."""
+    names: PrefixChain | None = None
+    """Of its blocks' contents; None where nothing is kept for others."""
+    prefixes: PrefixChain | None = None
+    """The same prefixes as others are told of them."""
+    named: int = 0
+    """Its first blocks that have their names."""
+    cached: int | None = None
+    """Prompt tokens that were in the cache when it first ran."""
+    foreign: bool = False
+    """Its KV was loaded: what a window hides is not in its blocks, so nobody else may use them."""
     runner_note: bytes | None = None
     """The runner's own memo, dropped with the sequence."""
 
