@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus_shared.messages.health import ProcessState, Role
+from isthmus_sim.bucket import MemoryBucket, Stored
 from isthmus_sim.load import Ask, Outcome, serve
 from isthmus_sim.loop import world_loop
 from isthmus_sim.process import Service, World
@@ -54,6 +55,8 @@ class Cluster:
         ]
         self.planners = [Planner(world, f"planner-{number}") for number in range(size.planners)]
         self.ingresses = [SimIngress(world, f"ingress-{number}") for number in range(size.ingresses)]
+        self._bucket: asyncio.Task[None]
+        self.stored = Stored()
         self.outcomes: list[Outcome] = []
         self.outages = 0
         self.slowest_calm_s = 0.0
@@ -67,6 +70,9 @@ class Cluster:
         return [*self.ingresses, *self.workers, *self.planners, *self.nodes]
 
     async def start(self) -> None:
+        self._bucket = asyncio.create_task(
+            MemoryBucket(self.world.broker.client("bucket"), self.stored).run(), name="bucket"
+        )
         for each in self.services:
             each.start()
         assert await self.settled(self._ready), "the cluster does not start"
@@ -175,6 +181,7 @@ class Cluster:
         stopping = [asyncio.create_task(each.drain(), name=each.name) for each in self.services]
         _, running = await asyncio.wait(stopping, timeout=START_S)
         self.world.problems += [f"{task.get_name()} does not stop" for task in running]
+        self._bucket.cancel()
         if not await self.settled(lambda: not _others(), poll_s=LOOK_S):  # what killed processes had begun ends too
             self.world.problems += sorted(f"task {task.get_name()} is left: {task.get_coro()}" for task in _others())
 
