@@ -27,7 +27,7 @@ async def fetch(bus_url: str) -> ClusterView:
 def as_fields(cluster: ClusterState | None, view: ClusterView | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"view": None if view is None else view.model_dump(mode="json")}
     if cluster is not None:
-        fields["cluster"] = cluster.model_dump(mode="json")
+        fields["cluster"] = cluster.as_fields()
     return fields
 
 

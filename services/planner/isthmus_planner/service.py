@@ -8,7 +8,9 @@ import contextlib
 from isthmus_planner.config import PlannerConfig
 from isthmus_planner.cost.speeds import prior_costs
 from isthmus_planner.estimates import Estimates
+from isthmus_planner.leader.port import SoleLeader
 from isthmus_planner.registry import Registry
+from isthmus_planner.roles.loop import RoleLoop
 from isthmus_planner.routing.choose import choose
 from isthmus_planner.routing.refusing import Known
 from isthmus_planner.routing.view import View
@@ -43,6 +45,14 @@ class PlannerService:
         self._registry = Registry()
         self._seats = View(self._policy)
         self._estimates = Estimates(prior_costs(self._policy.constants))
+        self._roles = RoleLoop(
+            runtime,
+            self._registry,
+            self._estimates,
+            SoleLeader(),
+            runtime.config.role_settings(),
+            prior_costs(self._policy.constants),
+        )
         self._started_s = self._now_s()
 
     async def run(self) -> None:
@@ -76,6 +86,7 @@ class PlannerService:
                     ),
                     rt.heartbeat(subjects.HEARTBEAT_PLANNER, self._beat),
                     self._sweep(),
+                    self._roles.run(),
                 )
             ]
             ready = tasks.create_task(self._ready_when(listening))
@@ -85,6 +96,7 @@ class PlannerService:
 
     async def route(self, request: RouteRequest) -> RouteReply:
         now_s = self._now_s()
+        self._roles.routed(request)
         metrics = self._runtime.metrics
         try:
             choice = choose(request, self._seats, self._known, self._runtime.incarnation, now_s)

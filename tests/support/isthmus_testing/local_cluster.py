@@ -62,6 +62,12 @@ class LocalCluster:
     def logs(self) -> list[Path]:
         return sorted((self.state_dir / "logs").glob("*.log"))
 
+    def forbidden(self) -> list[str]:
+        """What the bus has not let somebody say or hear, by the logs."""
+        marks = ("bus.forbidden", "bus_forbidden", "Permissions Violation")
+        lines = [line for log in self.logs() for line in log.read_text(errors="replace").splitlines()]
+        return [line for line in lines if any(mark in line for mark in marks)]
+
     @property
     def state(self) -> ClusterState:
         return StateDir(self.state_dir).read()
@@ -187,9 +193,12 @@ def local_cluster(arguments: Sequence[str], state_dir: Path) -> Iterator[LocalCl
     """A cluster that is ready; stopped in order at the end."""
     with launched(arguments, state_dir) as cluster:
         ready = cluster.until_event("ready", START_S)
-        cluster.url, cluster.bus_url = ready["http_url"], ready["bus_url"]
+        cluster.url, cluster.bus_url = ready["http_url"], cluster.state.bus_url
         yield cluster
         assert cluster.stop() == 0, cluster.told()
+        assert not (refused := cluster.forbidden()), (
+            f"what a process may not do on the bus, or its role lacks: {refused}"
+        )
 
 
 def environment() -> dict[str, str]:
