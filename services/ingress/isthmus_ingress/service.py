@@ -104,6 +104,7 @@ class Ingress:
             runtime.log,
             runtime.tracing,
             config.itl_target_s,
+            self.hub.last_plan,
         )
         limits = Limits(config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight)
         return Frontend(preparer, self.hub, deps, limits, self._accepting, keyring=self._keyring)
