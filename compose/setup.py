@@ -14,8 +14,8 @@ from isthmus_shared.bus.user_files import Wanted, users_of, write
 from isthmus_shared.secret_file import write_secret
 
 PORT, MONITOR = 4222, 8222
-LEASES = Path("/data")
-"""The server's volume, in which the planners' lease lies."""
+LEASES = Path("/dev/shm/nats")
+"""The planners' lease; a new one is made when the server's container starts again."""
 RELAY_SECRET = Path(Role.RELAY.value, "relay_secret")
 
 

@@ -11,6 +11,7 @@ from structlog.typing import FilteringBoundLogger
 
 from isthmus_ingress.cancels import Cancels
 from isthmus_ingress.itl_ledger import ItlLedger
+from isthmus_ingress.last_plan import LastPlan
 from isthmus_ingress.outbox import Outbox
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import (
@@ -34,7 +35,7 @@ from isthmus_ingress.saga_types import (
     Tick,
 )
 from isthmus_shared.bus.port import Bus
-from isthmus_shared.errors import IsthmusError, ProtocolViolation
+from isthmus_shared.errors import DeadlineExceeded, IsthmusError, NoResponders, ProtocolViolation
 from isthmus_shared.ids import Incarnation, RequestId, TransferId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import Role
@@ -90,6 +91,8 @@ class Deps:
     tracing: Tracing = field(default_factory=NullTracing)
     itl_target_s: float = 0.0
     """Between two tokens of a stream; 0 is none."""
+    last_plan: LastPlan = field(default_factory=LastPlan)
+    """Routes while no planner answers."""
 
 
 class RunningSaga:
@@ -244,21 +247,45 @@ class RunningSaga:
         )
         span = self._deps.tracing.begin("route", self._attempt.traceparent)
         try:
-            answer = await self._deps.bus.request(
-                subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S, headers=span.headers
-            )
-            reply = RouteReply.decode(answer.data)
-            if reply.fault is not None:
-                raise reply.fault.to_error()
-            if reply.route is None:
-                raise ProtocolViolation("the planner answered with neither a route nor a fault")
+            route = await self._route(request, span)
         except IsthmusError as error:
             span.end(error=error.code)
             self.feed(RouteFailed(effect.generation, error))
             return
-        span.end(mode=reply.route.mode.value, decode=reply.route.decode.worker_id)
-        self.route = reply.route
-        self.feed(Routed(effect.generation, reply.route))
+        span.end(mode=route.mode.value, decode=route.decode.worker_id)
+        self.route = route
+        self.feed(Routed(effect.generation, route))
+
+    async def _route(self, request: RouteRequest, span: Span) -> Route:
+        """The planner's answer; while there is no planner, by the last plan."""
+        last_plan = self._deps.last_plan
+        if last_plan.planner_is_silent(now_s=self._loop.time()):
+            route = self._planned(request)
+            if route is not None:
+                return route
+        try:
+            answer = await self._deps.bus.request(
+                subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S, headers=span.headers
+            )
+        except (NoResponders, DeadlineExceeded) as error:
+            if isinstance(error, DeadlineExceeded):
+                last_plan.silence(now_s=self._loop.time())
+            route = self._planned(request)
+            if route is None:
+                raise
+            return route
+        reply = RouteReply.decode(answer.data)
+        if reply.fault is not None:
+            raise reply.fault.to_error()
+        if reply.route is None:
+            raise ProtocolViolation("the planner answered with neither a route nor a fault")
+        return reply.route
+
+    def _planned(self, request: RouteRequest) -> Route | None:
+        route = self._deps.last_plan.route(request, now_s=self._loop.time())
+        if route is not None:
+            self._deps.metrics.routes_by_last_plan.inc()
+        return route
 
     async def _submit(self, effect: Submit) -> None:
         common = {

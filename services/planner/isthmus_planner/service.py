@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from isthmus_planner.config import PlannerConfig
+from isthmus_planner.config import LeaderPolicy, PlannerConfig
 from isthmus_planner.cost.speeds import prior_costs
 from isthmus_planner.estimates import Estimates
-from isthmus_planner.leader.port import SoleLeader
+from isthmus_planner.last_plan import PLAN_EVERY_S, route_plan
+from isthmus_planner.leader.bucket import JetStreamStore
+from isthmus_planner.leader.keeper import LeaseKeeper
+from isthmus_planner.leader.port import Leadership, SetLeader
 from isthmus_planner.registry import Registry
 from isthmus_planner.roles.loop import RoleLoop
 from isthmus_planner.routing.choose import choose
 from isthmus_planner.routing.refusing import Known
 from isthmus_planner.routing.view import View
-from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError
+from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError, PayloadTooLarge
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import (
     HEARTBEAT_INTERVAL_S,
@@ -45,15 +48,19 @@ class PlannerService:
         self._registry = Registry()
         self._seats = View(self._policy)
         self._estimates = Estimates(prior_costs(self._policy.constants))
+        self._started_s = self._now_s()
+        self._keeper = self._lease_keeper()
+        self.leadership: Leadership = self._keeper or SetLeader(self._sole_epoch)
+        """Asked before anything is assigned."""
         self._roles = RoleLoop(
             runtime,
             self._registry,
             self._estimates,
-            SoleLeader(),
+            self.leadership,
             runtime.config.role_settings(),
             prior_costs(self._policy.constants),
         )
-        self._started_s = self._now_s()
+        self._routes = 0
 
     async def run(self) -> None:
         """Until the process is told to stop. Nothing is handed over: the next planner hears everyone within a beat."""
@@ -85,7 +92,10 @@ class PlannerService:
                         listening=listening[1],
                     ),
                     rt.heartbeat(subjects.HEARTBEAT_PLANNER, self._beat),
+                    rt.watch(subjects.HEARTBEAT_PLANNER, PlannerHeartbeat, self._on_planner),
                     self._sweep(),
+                    self._publish_plans(),
+                    *([] if self._keeper is None else [self._keeper.run()]),
                     self._roles.run(),
                 )
             ]
@@ -106,6 +116,7 @@ class PlannerService:
             return RouteReply(fault=error.to_fault())
         self._seats.commit(choice, now_s)
         route = choice.route
+        self._routes += 1
         metrics.routes.labels(route.mode.value, "ok").inc()
         metrics.route_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
         self._runtime.log.debug(
@@ -128,6 +139,7 @@ class PlannerService:
             workers=self._registry.workers,
             relays=self._registry.relays,
             ingresses=self._registry.ingresses,
+            planners=self._registry.planners,
         )
 
     def _no_view(self, _fault: Fault) -> ClusterView:
@@ -153,6 +165,9 @@ class PlannerService:
     async def _on_ingress(self, beat: IngressHeartbeat) -> None:
         self._registry.ingress_beat(beat, self._now_s())
 
+    async def _on_planner(self, beat: PlannerHeartbeat) -> None:
+        self._registry.planner_beat(beat, self._now_s())
+
     async def _on_lost(self, message: WorkerLost) -> None:
         if self._registry.worker_lost(message.worker, self._now_s()):
             self._forget(message, "reported")
@@ -168,6 +183,30 @@ class PlannerService:
             self._estimates.keep(worker.incarnation for worker in self._registry.workers)
             self._seats.keep_relays(relay.relay.node_id for relay in self._registry.relays)
             self._count()
+
+    async def _publish_plans(self) -> None:
+        """For the time after this planner's death. A young one has not heard everyone: its plan would be the worse."""
+        rt = self._runtime
+        await asyncio.sleep(WARM_S)
+        while True:
+            workers, valid_s = self._registry.workers, rt.config.plan_valid_s
+            plan = route_plan(workers, self._estimates.live(), self._policy, planner=rt.incarnation, valid_s=valid_s)
+            with contextlib.suppress(BusDisconnected, PayloadTooLarge):
+                await rt.bus.publish(subjects.PLAN, plan.encode())
+            await asyncio.sleep(PLAN_EVERY_S)
+
+    def _lease_keeper(self) -> LeaseKeeper | None:
+        rt = self._runtime
+        if rt.config.leader is not LeaderPolicy.LEASE:
+            return None
+        store = JetStreamStore(rt.bus, replicas=rt.config.lease_replicas)
+        return LeaseKeeper(store, rt.incarnation, rt.log, heard_epoch=lambda: self._registry.highest_epoch)
+
+    def _sole_epoch(self) -> int | None:
+        """Above any that was heard, once everyone has been heard."""
+        if self._runtime.config.leader is LeaderPolicy.NEVER or self._now_s() - self._started_s < WARM_S:
+            return None
+        return max(1, self._registry.highest_epoch)
 
     def _forget(self, lost: WorkerLost, cause: str) -> None:
         self._seats.lost(lost.worker.incarnation)
@@ -188,12 +227,16 @@ class PlannerService:
         self._runtime.set_state(ProcessState.READY)
 
     def _beat(self) -> PlannerHeartbeat:
-        rt = self._runtime
+        rt, epoch = self._runtime, self.leadership.epoch
         return PlannerHeartbeat(
             incarnation=rt.incarnation,
             state=rt.state,
             interval_s=rt.config.heartbeat_interval_s,
             http_address=rt.http_address,
+            leader=epoch is not None,
+            epoch=epoch or 0,
+            leader_problem="" if self._keeper is None else self._keeper.problem[:512],
+            routes_total=self._routes,
         )
 
     @staticmethod

@@ -359,7 +359,16 @@ class SimIngress(Service):
             await hub.ready.wait()
             async with asyncio.TaskGroup() as work:
                 cancels = Cancels(bus, runtime.log)
-                deps = Deps(bus, subject, work, cancels, runtime.metrics, runtime.log, runtime.tracing)
+                deps = Deps(
+                    bus,
+                    subject,
+                    work,
+                    cancels,
+                    runtime.metrics,
+                    runtime.log,
+                    runtime.tracing,
+                    last_plan=hub.last_plan,
+                )
                 limits = Limits(
                     config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight
                 )

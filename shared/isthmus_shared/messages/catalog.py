@@ -62,7 +62,7 @@ CHANNELS: tuple[Channel, ...] = (
         subjects.PLAN,
         route.RoutePlan,
         ("planner",),
-        ("ingress",),
+        ("ingress", "isthmus status"),
         "What an ingress routes by while no planner answers",
     ),
     Channel(

@@ -26,6 +26,8 @@ from isthmus_shared.errors import DeadlineExceeded, Unavailable
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.base import unpack_map
 from isthmus_shared.messages.health import ClusterView, ProcessState
+from isthmus_shared.messages.route import RoutePlan
+from isthmus_testing.waiting import tick
 
 START_S = 120.0
 STOP_S = 60.0
@@ -86,6 +88,20 @@ class LocalCluster:
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         self.process.send_signal(number)
         return self.process.wait(timeout=STOP_S)
+
+    async def until_planned(self) -> None:
+        """A planner that is there now has told of a plan, so that an ingress could go on without it."""
+        bus = await NatsBus.connect(self.bus_url, name="test")
+        async with bus, asyncio.timeout(START_S), bus.subscribe(subjects.PLAN) as plans:
+            async for message in plans:
+                if RoutePlan.decode(message.data).models:
+                    return
+
+    async def until_led(self) -> None:
+        """A planner holds the lease."""
+        async with asyncio.timeout(START_S):
+            while not any(planner.leader for planner in (await self.view()).planners):
+                await tick()
 
     async def view(self) -> ClusterView:
         bus = await NatsBus.connect(self.bus_url, name="test")
