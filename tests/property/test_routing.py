@@ -125,7 +125,7 @@ held = st.dictionaries(st.sampled_from(NAMES).map(life), st.integers(1, 9000), m
 
 
 def compare(request: RouteRequest, view: View, now_s: float, cached: Cached) -> None:
-    wanted = asked(request, view, cached)
+    wanted = asked(request, view, cached, now_s)
     expected = naive(request, wanted, view, now_s)
     try:
         found = choose(request, view, known, PLANNER, now_s, cached)

@@ -42,7 +42,7 @@ class OutcomeLog:
 def outcome_of(saga: RunningSaga, now_s: float) -> Outcome:
     """Of a saga that has just ended."""
     work, route, end = saga.work, saga.route, saga.ended
-    tokens, first_s = len(saga.saga.output), saga.first_s
+    tokens, first_s, last_s = len(saga.saga.output), saga.ledger.first_s, saga.ledger.last_s
     finish = "" if end is None else end.error.code if end.error is not None else (end.finish or "")
     return Outcome(
         request_id=work.request_id,
@@ -57,7 +57,7 @@ def outcome_of(saga: RunningSaga, now_s: float) -> Outcome:
         cached_tokens=saga.cached_tokens,
         queued_s=max(0.0, (now_s if saga.routed_s is None else saga.routed_s) - saga.begun_s),
         ttft_s=None if first_s is None else first_s - saga.begun_s,
-        itl_s=None if first_s is None or tokens < 2 else (saga.last_s - first_s) / (tokens - 1),
+        itl_s=None if first_s is None or last_s is None or tokens < 2 else (last_s - first_s) / (tokens - 1),
         e2el_s=now_s - saga.begun_s,
         predicted=None if route is None else route.predicted,
         attempts=saga.saga.attempts,

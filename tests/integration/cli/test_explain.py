@@ -52,7 +52,7 @@ async def route(bus: Bus, name: str) -> RouteReply:
             reply = RouteReply.decode(answer.data)
             if reply.route is not None:
                 return reply
-            await asyncio.sleep(0.01)
+            await bus.wait_connected()
 
 
 async def told(bus: Bus, name: str, *, with_outcome: bool) -> list[Explanation]:

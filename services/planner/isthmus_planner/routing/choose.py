@@ -37,16 +37,16 @@ def choose(
 ) -> Choice:
     """The best that can be done now, whether or not it meets the request's targets; raises the typed refusal if
     nobody can take it at all. `weighings`: a list for what was weighed, if somebody wants to know."""
-    ask = asked(request, view, cached)
+    ask = asked(request, view, cached, now_s)
     picked = _resuming(ask, request, view) or pick(ask, request.exclude, view, request.model, now_s, weighings)
     if picked is None:
         raise refusal(request, view, known())
     return choice_of(request, picked, view.policy, planner)
 
 
-def asked(request: RouteRequest, view: View, cached: CachedTokens = NOTHING_CACHED) -> Ask:
+def asked(request: RouteRequest, view: View, cached: CachedTokens = NOTHING_CACHED, now_s: float = 0.0) -> Ask:
     held = cached.cached_tokens(request.prefix) if request.prefix else NOTHING_CACHED.cached_tokens(())
-    return ask_of(request, view.policy, held, view.usual_osl_tokens(request.model))
+    return ask_of(request, view.policy, held, view.usual_osl_tokens(request.model), now_s)
 
 
 def pick(
@@ -134,7 +134,9 @@ def _pair(
         cost = ask.weights.transfer * seconds
         if ask.itl_target_s is not None:
             seat = second.seats[j]
-            over, over_alone = targets.itl_over_s(ask, seat, seconds), targets.itl_over_s(ask, seat, 0.0)
+            held_s = seat.wait_s(ask.now_s)
+            over = targets.itl_over_s(ask, seat, seconds + held_s)
+            over_alone = targets.itl_over_s(ask, seat, held_s)
             cost += targets.missed_s(ask, over, ask.osl_tokens) - targets.missed_s(ask, over_alone, ask.osl_tokens)
         return cost
 
@@ -155,7 +157,8 @@ def _alone(
     workers = group.decode
     if not workers.seats:
         return None
-    costs = [a + b for a, b in zip(group.alone.costs(ask), workers.alone_costs(ask), strict=True)]
+    decode = workers.alone_costs(ask, group.alone.first_s(ask))
+    costs = [a + b for a, b in zip(group.alone.costs(ask), decode, strict=True)]
     workers.strike(costs, ask.tokens, exclude)
     if weighings is not None:
         weighings.append(Weighing(ask, workers.seats, costs))
