@@ -107,6 +107,9 @@ class Metrics:
         self.cancellations = self._counter("cancellations_total", "Requests ended by the client's leaving")
 
     def _planner(self) -> None:
+        self.routes_by_last_plan = self._counter(
+            "routes_by_last_plan_total", "Routes that the ingress took from the last plan, since no planner answered"
+        )
         self.routes = self._counter("routes_total", "Routes given or refused", "mode", "outcome")
         self.route_predicted_ttft_seconds = self._histogram(
             "route_predicted_ttft_seconds", "Predicted p50 of TTFT", TTFT_BUCKETS_S

@@ -40,7 +40,7 @@ SHAPES: Mapping[str, Shape] = {
             "pid?": "of the process, or with `ready` of the supervisor; null when it ended",
             "log?": "its file",
             "http_url?": "with `ready`",
-            "bus_url?": "with `ready`",
+            "bus_url?": "with `ready`: without user and password",
             "model?": "with `ready`: its name for clients",
             "code?": "with `failed`: the error's",
         },
@@ -53,6 +53,13 @@ SHAPES: Mapping[str, Shape] = {
             "problem": "why the view is not of now; null when it is",
             "age_s": "of the view, seconds",
             **_STATUS,
+        },
+    ),
+    "explain": Shape(
+        OBJECT,
+        {
+            "explanations": "one for each time that the request was routed, oldest first: the `explanations` of "
+            "[ExplainReply](../schemas/explain_reply.json)",
         },
     ),
     "chat": Shape(
@@ -130,6 +137,13 @@ SHAPES: Mapping[str, Shape] = {
             "caution": "what a fit is worth",
             "cross_vendor": "cells, checks, ablations, fitted constants",
             "deepseek": "checks, fitted and assumed constants",
+        },
+    ),
+    "nats-config": Shape(
+        OBJECT,
+        {
+            "config": "the server's file",
+            "users": "name, file of the URL, file of the nkey (null with passwords); a process is given these files",
         },
     ),
 }

@@ -10,7 +10,8 @@ from typing import TypeVar, assert_never
 from structlog.typing import FilteringBoundLogger
 
 from isthmus_ingress.cancels import Cancels
-from isthmus_ingress.itl_ledger import ItlLedger
+from isthmus_ingress.itl_ledger import Excursion, ItlLedger
+from isthmus_ingress.last_plan import LastPlan
 from isthmus_ingress.outbox import Outbox
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import (
@@ -34,12 +35,12 @@ from isthmus_ingress.saga_types import (
     Tick,
 )
 from isthmus_shared.bus.port import Bus
-from isthmus_shared.errors import IsthmusError, ProtocolViolation
+from isthmus_shared.errors import DeadlineExceeded, IsthmusError, NoResponders, ProtocolViolation
 from isthmus_shared.ids import Incarnation, RequestId, TransferId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.quick import Facts, QuickEvent
-from isthmus_shared.messages.route import Route, RouteReply, RouteRequest
+from isthmus_shared.messages.route import Route, RouteReply, RouteRequest, Slo
 from isthmus_shared.messages.work import (
     Ack,
     Cancel,
@@ -74,6 +75,8 @@ class Work:
     cache_salt: str = ""
     prefix: tuple[bytes, ...] = ()
     """Of the prompt, see `isthmus_shared.prefix`."""
+    tenant: str = ""
+    slo: Slo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class Deps:
     tracing: Tracing = field(default_factory=NullTracing)
     itl_target_s: float = 0.0
     """Between two tokens of a stream; 0 is none."""
+    last_plan: LastPlan = field(default_factory=LastPlan)
+    """Routes while no planner answers."""
 
 
 class RunningSaga:
@@ -114,8 +119,12 @@ class RunningSaga:
         """Spans: the request's, and the latest attempt's."""
         self.route: Route | None = None
         """The latest."""
+        self.routed_s: float | None = None
+        """When it came the first time."""
+        self.cached_tokens = 0
+        self.ended: End | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ledger = ItlLedger(target_s=deps.itl_target_s)
+        self.ledger = ItlLedger(target_s=deps.itl_target_s)
 
     def start(self) -> None:
         self.feed(Begin())
@@ -137,31 +146,33 @@ class RunningSaga:
         self.feed(Output(incarnation, event))
         tokens = len(self.saga.output) - known
         if tokens:
-            self._enter(self._loop.time(), tokens, incarnation, step)
+            late = self.ledger.take(self._loop.time(), tokens, incarnation, step)
+            if late is not None:
+                self._note_late(late, tokens)
 
     def flow(self, incarnation: Incarnation, event: QuickEvent, step: Facts | None, now_s: float) -> bool:
         """`take` for the usual event, in a tenth of the time; False when it is not one."""
         flow = self.saga.flow
         if flow is None or event.cached_tokens or not flow.take(incarnation, event, now_s):
             return False
-        if not self._outbox.flow(self._index, event.token_ids):
+        token_ids = event.token_ids
+        if not self._outbox.flow(self._index, token_ids):
             self._loop.call_soon(self.feed, ClientGone())
-        self._enter(now_s, len(event.token_ids), incarnation, step)
+        late = self.ledger.take(now_s, len(token_ids), incarnation, step)
+        if late is not None:
+            self._note_late(late, len(token_ids))
         return True
 
-    def _enter(self, now_s: float, tokens: int, incarnation: Incarnation, step: Facts | None) -> None:
-        """Into the ledger: were these tokens late, and why?"""
-        late = self._ledger.take(now_s, tokens, incarnation, step)
-        if late is not None:
-            self._deps.metrics.itl_excursions.labels(late.cause).inc()
-            self._deps.log.debug(
-                "itl.excursion",
-                request_id=self.work.request_id,
-                output_index=len(self.saga.output) - tokens,
-                cause=late.cause.value,
-                itl_s=round(late.itl_s, 6),
-                median_s=round(late.median_s, 6),
-            )
+    def _note_late(self, late: Excursion, tokens: int) -> None:
+        self._deps.metrics.itl_excursions.labels(late.cause).inc()
+        self._deps.log.debug(
+            "itl.excursion",
+            request_id=self.work.request_id,
+            output_index=len(self.saga.output) - tokens,
+            cause=late.cause.value,
+            itl_s=round(late.itl_s, 6),
+            median_s=round(late.median_s, 6),
+        )
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -178,11 +189,14 @@ class RunningSaga:
         for effect in effects:
             match effect:
                 case Deliver():
+                    if effect.cached_tokens:
+                        self.cached_tokens = effect.cached_tokens
                     if not self._outbox.put(self._index, effect):
                         self._loop.call_soon(self.feed, ClientGone())
                 case End():
                     self._outbox.put(self._index, effect)
                     self._end_attempt("" if effect.error is None else effect.error.code)
+                    self.ended = effect
                     ended = True
                 case AskRoute():
                     self._begin_attempt(effect)
@@ -241,24 +255,52 @@ class RunningSaga:
             max_osl_tokens=max(1, self.work.sampling.max_tokens - len(self.saga.output)),
             exclude=effect.exclude,
             prefix=self.work.prefix,
+            tenant=self.work.tenant,
+            slo=self.work.slo,
         )
         span = self._deps.tracing.begin("route", self._attempt.traceparent)
         try:
-            answer = await self._deps.bus.request(
-                subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S, headers=span.headers
-            )
-            reply = RouteReply.decode(answer.data)
-            if reply.fault is not None:
-                raise reply.fault.to_error()
-            if reply.route is None:
-                raise ProtocolViolation("the planner answered with neither a route nor a fault")
+            route = await self._route(request, span)
         except IsthmusError as error:
             span.end(error=error.code)
             self.feed(RouteFailed(effect.generation, error))
             return
-        span.end(mode=reply.route.mode.value, decode=reply.route.decode.worker_id)
-        self.route = reply.route
-        self.feed(Routed(effect.generation, reply.route))
+        span.end(mode=route.mode.value, decode=route.decode.worker_id)
+        self.route = route
+        if self.routed_s is None:
+            self.routed_s = self._loop.time()
+        self.feed(Routed(effect.generation, route))
+
+    async def _route(self, request: RouteRequest, span: Span) -> Route:
+        """The planner's answer; while there is no planner, by the last plan."""
+        last_plan = self._deps.last_plan
+        if last_plan.planner_is_silent(now_s=self._loop.time()):
+            route = self._planned(request)
+            if route is not None:
+                return route
+        try:
+            answer = await self._deps.bus.request(
+                subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S, headers=span.headers
+            )
+        except (NoResponders, DeadlineExceeded) as error:
+            if isinstance(error, DeadlineExceeded):
+                last_plan.silence(now_s=self._loop.time())
+            route = self._planned(request)
+            if route is None:
+                raise
+            return route
+        reply = RouteReply.decode(answer.data)
+        if reply.fault is not None:
+            raise reply.fault.to_error()
+        if reply.route is None:
+            raise ProtocolViolation("the planner answered with neither a route nor a fault")
+        return reply.route
+
+    def _planned(self, request: RouteRequest) -> Route | None:
+        route = self._deps.last_plan.route(request, now_s=self._loop.time())
+        if route is not None:
+            self._deps.metrics.routes_by_last_plan.inc()
+        return route
 
     async def _submit(self, effect: Submit) -> None:
         common = {

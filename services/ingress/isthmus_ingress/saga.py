@@ -301,8 +301,8 @@ class Saga:
                 party.handed_off = True
             case _:
                 was_handed_off, party.ended = party.handed_off, Ended.TERMINAL
-                if was_handed_off:
-                    return  # decode will say whether it got everything
+                if was_handed_off or attempt.ended_with_first_token(party, seq):
+                    return  # the other side has the word: decode on whether it got everything, prefill on the end
                 self._fail_attempt(party.why_ended(seq), party.worker.incarnation, now_s)
 
     # Faults, time and the end

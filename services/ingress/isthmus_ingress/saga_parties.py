@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from isthmus_ingress.saga_types import CancelReason, SagaState
-from isthmus_shared.errors import DeadlineExceeded, IsthmusError, PartyLost
+from isthmus_shared.errors import Cancelled, DeadlineExceeded, IsthmusError, PartyLost
 from isthmus_shared.ids import Generation, Incarnation
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.quick import QuickEvent
@@ -66,6 +66,12 @@ class Attempt:
     start_sent: bool = False
     resync_by_s: float | None = None
     """Set when the bus came back, until something is heard: what we wait for may have been said meanwhile."""
+
+    def ended_with_first_token(self, party: Party, seq: SequenceEvent) -> bool:
+        """Decode was cut off before prefill's first token is here: that token has ended the sequence, most likely, and
+        says so itself, on a way of its own."""
+        cut_off = seq.fault is not None and seq.fault.code == Cancelled.code
+        return cut_off and party.role is Role.DECODE and self.first_token_at_s is None
 
     def worker_deadline_s(self, left_s: float) -> float:
         """What a worker is given for its part, of the time that the request has left."""

@@ -14,9 +14,10 @@ from isthmus_ingress.exchange import Limits
 from isthmus_ingress.frontend import Frontend
 from isthmus_ingress.generate import HttpLimits
 from isthmus_ingress.http import ApiApp
-from isthmus_ingress.http_wire import ApiServer, listen
+from isthmus_ingress.http_server import ApiServer, listen
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.nats_door import NatsDoor
+from isthmus_ingress.outcomes import tell
 from isthmus_ingress.prepare import Preparer
 from isthmus_ingress.roster import Roster
 from isthmus_ingress.tenants import Keyring, read_tenants
@@ -71,6 +72,14 @@ class Ingress:
                     serving = service.create_task(self._http(frontend), name="http") if self._serve_http else None
                     beat = self.runtime.heartbeat(subjects.HEARTBEAT_INGRESS, self._heartbeat)
                     background.append(service.create_task(beat, name="heartbeat"))
+                    outcomes = tell(
+                        self.runtime.bus,
+                        self.hub.outcomes,
+                        IngressId(self.config.id),
+                        self.runtime.incarnation,
+                        self.config.heartbeat_interval_s,
+                    )
+                    background.append(service.create_task(outcomes, name="outcomes"))
                     if serving is None:
                         self.listening.set()
                     await self.listening.wait()
@@ -104,6 +113,7 @@ class Ingress:
             runtime.log,
             runtime.tracing,
             config.itl_target_s,
+            self.hub.last_plan,
         )
         limits = Limits(config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight)
         return Frontend(preparer, self.hub, deps, limits, self._accepting, keyring=self._keyring)
@@ -113,17 +123,17 @@ class Ingress:
 
     async def _http(self, frontend: Frontend) -> None:
         config = self.config
-        limits = HttpLimits(config.max_body_bytes, config.body_timeout_s, config.write_stall_s)
+        limits = HttpLimits(config.max_body_bytes, config.body_timeout_s)
         ui = UiPages(
             UiState(self.runtime.bus, self.hub, self.runtime.metrics),
             admin_keys=[key.get_secret_value() for key in config.admin_keys],
             clients_need_keys=frontend.keyring.needs_keys,
         )
         app = ApiApp(self.runtime, frontend, limits, ui=ui)
-        with listen(config.host, config.port) as listener:
+        with listen(config.host, config.port, shared=config.share_port) as listener:
             host, port = listener.getsockname()[:2]
             self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            self.server = ApiServer(app, grace_s=config.shutdown_grace_s)
+            self.server = ApiServer(app, grace_s=config.shutdown_grace_s, write_stall_s=config.write_stall_s)
             self.runtime.log.info("http.listening", address=self.address)
             self.listening.set()
             await self.server.serve(sockets=[listener])

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import ClassVar
 
 from pydantic import Field
 
 from isthmus_planner.cost.speeds import CostConstants
 from isthmus_planner.deadlines import DeadlinePolicy
+from isthmus_planner.prefix.index import MAX_HASHES
 from isthmus_planner.roles.balance import BalancePolicy
 from isthmus_planner.roles.loop import RoleSettings
 from isthmus_planner.routing.policy import ModePolicy, Policy
 from isthmus_shared.config import ServiceConfig
+
+
+class LeaderPolicy(StrEnum):
+    LEASE = "lease"
+    SOLE = "sole"
+    NEVER = "never"
+
 
 _COST = CostConstants()
 _DEADLINE = DeadlinePolicy()
@@ -40,7 +49,23 @@ class PlannerConfig(ServiceConfig):
     decode_step_s: float = Field(
         default=_COST.decode_step_s, gt=0, description="Assumed until a worker has reported its own"
     )
+    prefix_hashes: int = Field(
+        default=MAX_HASHES,
+        gt=0,
+        le=10**9,
+        description="Cached prefixes remembered, over all workers; each takes 100 bytes",
+    )
 
+    leader: LeaderPolicy = Field(
+        default=LeaderPolicy.LEASE,
+        description="May assign roles and rates: by a lease in JetStream, always (only ever one planner), never",
+    )
+    lease_replicas: int = Field(
+        default=1, ge=1, le=5, description="Servers of a NATS cluster that keep the lease; 3 outlive the loss of one"
+    )
+    plan_valid_s: float = Field(
+        default=30.0, gt=0, le=3600, description="How long ingresses may route by its last plan when no planner answers"
+    )
     balance_roles: bool = Field(default=True, description="Assign roles by load, to the workers that can take either")
     itl_target_s: float = Field(
         default=0.0,

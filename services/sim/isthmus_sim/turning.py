@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -19,9 +18,12 @@ import structlog
 
 from isthmus_shared.messages.health import ProcessState, Role
 from isthmus_shared.messages.work import SamplingParams
-from isthmus_shared.simloop import run_simulated
+from isthmus_sim.bucket import MemoryBucket, Stored
 from isthmus_sim.load import Ask, Outcome, serve
-from isthmus_sim.process import Node, Planner, SimIngress, Worker, World
+from isthmus_sim.loop import run_world, world_loop
+from isthmus_sim.process import Service, World
+from isthmus_sim.relay import Relay
+from isthmus_sim.services import Planner, SimIngress, Worker
 from isthmus_sim.trace import Trace
 
 Shape = tuple[int, int]
@@ -119,15 +121,15 @@ class Told:
 def turn(scenario: Scenario, on_second: Callable[[Second], None] | None = None) -> Told:
     """Runs it to the end of its last stream."""
     told = Told(scenario)
-    with _quiet(), ThreadPoolExecutor(1) as executor:
-        run_simulated(_run(scenario, told, executor, on_second or (lambda _: None)))
+    with _quiet():
+        run_world(_run(scenario, told, on_second or (lambda _: None)))
     return told
 
 
 class _NoTrace(Trace):
     """Minutes of every step's messages are of no use to anyone."""
 
-    def note(self, who: str, what: str, **facts: object) -> None:
+    def note(self, who: str, what: str, /, **facts: object) -> None:
         """Not kept."""
 
 
@@ -157,36 +159,29 @@ def asks(scenario: Scenario) -> list[Ask]:
     return found
 
 
-async def _run(
-    scenario: Scenario, told: Told, executor: ThreadPoolExecutor, on_second: Callable[[Second], None]
-) -> None:
-    world = World(scenario.seed, _NoTrace())
+async def _run(scenario: Scenario, told: Told, on_second: Callable[[Second], None]) -> None:
+    world, loop = World(scenario.seed, _NoTrace()), world_loop()
     world.problems = told.problems
     workers = _workers(scenario, world)
-    settings = {
-        "balance_roles": scenario.balance,
-        "itl_target_s": scenario.itl_target_s * scenario.scale,
-        "ttft_floor_s": 600.0,
-        "transfer_floor_s": 600.0,
-        "stall_floor_s": 60.0,
-    }
-    planner = Planner(world, "planner-0", settings)
-    ingress = SimIngress(world, "ingress-0", executor, request_timeout_s=3600.0, max_in_flight=4096)
-    services = [ingress, planner, *workers]
+    deadlines = {"ttft_floor_s": 600.0, "transfer_floor_s": 600.0, "stall_floor_s": 60.0}
+    itl_s = scenario.itl_target_s * scenario.scale
+    planner = Planner(world, "planner-0", {"balance_roles": scenario.balance, "itl_target_s": itl_s, **deadlines})
+    ingress = SimIngress(world, "ingress-0", {"request_timeout_s": 3600.0, "max_in_flight": 4096})
+    services: list[Service] = [*(worker.node for worker in workers), ingress, planner, *workers]
+    bucket = asyncio.create_task(MemoryBucket(world.broker.client("bucket"), Stored()).run())
     for service in services:
         service.start()
-    loop = asyncio.get_running_loop()
     await asyncio.sleep(START_S)
     assert all(s.runtime is not None and s.runtime.state is ProcessState.READY for s in services), "it does not start"
-    began_s = loop.time()
+    began_s = loop.world_s
+    watch = asyncio.create_task(_watch(workers, told, began_s, on_second))
     async with asyncio.TaskGroup() as going:
-        watch = going.create_task(_watch(workers, told, began_s, on_second))
-        clients = [going.create_task(_client(ingress, ask, told)) for ask in asks(scenario)]
-        await asyncio.wait(clients)
-        watch.cancel()
-    await asyncio.gather(*(service.drain() for service in services))
-    for worker in workers:
-        worker.node.lose()
+        for ask in asks(scenario):
+            going.create_task(_client(ingress, ask, told))
+    watch.cancel()
+    for service in reversed(services):
+        await service.drain()
+    bucket.cancel()
 
 
 def _workers(scenario: Scenario, world: World) -> list[Worker]:
@@ -198,7 +193,7 @@ def _workers(scenario: Scenario, world: World) -> list[Worker]:
             world,
             f"worker-{number}",
             role,
-            Node(world, f"node-{number}", slots=max(64, 1024 // scenario.scale)),
+            Relay(world, f"node-{number}", slots=max(64, 1024 // scenario.scale)),
             kv_layout="nhd:16:fp32",
             kv_blocks=blocks,
             able=(Role.PREFILL, Role.DECODE),
@@ -213,15 +208,16 @@ async def _client(ingress: SimIngress, ask: Ask, told: Told) -> None:
     outcome = Outcome(ask)
     told.outcomes.append(outcome)
     assert ingress.frontend is not None
-    await serve(ingress.frontend, outcome)
+    assert ingress.process is not None
+    await ingress.process.life.start(serve(ingress.frontend, outcome), name=ask.name)
 
 
 async def _watch(workers: Sequence[Worker], told: Told, began_s: float, on_second: Callable[[Second], None]) -> None:
-    loop = asyncio.get_running_loop()
+    loop = world_loop()
     shown: dict[str, tuple[Role, ...]] = {}
     while True:
         beats = [worker.host.beat() for worker in workers if worker.host is not None]
-        at_s = loop.time() - began_s
+        at_s = loop.world_s - began_s
         for beat in beats:
             if shown.get(beat.worker_id, beat.roles) != beat.roles:
                 told.changes.append((at_s, beat.worker_id, "+".join(beat.roles)))

@@ -12,6 +12,15 @@ _PLAIN = re.compile(r"[!-)+,\-/-=?-~]+(?:\.[!-)+,\-/-=?-~]+)*")
 """Printable ASCII without wildcards, dots between."""
 
 
+INBOX = "_INBOX"
+"""Where answers go. Nothing else is ever answered to: whoever asks could otherwise make the one who answers say
+something on a subject that the asker itself may not use."""
+
+
+def is_inbox(subject: str | None) -> bool:
+    return subject is not None and subject.startswith(f"{INBOX}.")
+
+
 def check_subject(subject: str, *, wildcards: bool) -> None:
     """`InvalidRequest` unless it is a subject (or, with `wildcards`, a pattern)."""
     if len(subject) <= MAX_SUBJECT_CHARS and _PLAIN.fullmatch(subject):

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import isthmus_shared.messages as package
 from isthmus_shared.ids import IngressId, WorkerId
-from isthmus_shared.messages import assign, health, outcomes, route, subjects, work
+from isthmus_shared.messages import assign, health, outcomes, prefix, route, subjects, work
 from isthmus_shared.messages.base import WireMessage
 
 
@@ -33,6 +33,7 @@ _WORKER = MappingProxyType({"worker": "The worker's id"})
 _INGRESS = MappingProxyType(
     {"ingress": "The ingress' id", "incarnation": "Its life, so that a restart hears nothing old"}
 )
+_CANCEL = MappingProxyType({"client": "Who asked", "name": "What the asker calls it"})
 _worker_id = WorkerId("{worker}")
 
 CHANNELS: tuple[Channel, ...] = (
@@ -61,7 +62,7 @@ CHANNELS: tuple[Channel, ...] = (
         subjects.PLAN,
         route.RoutePlan,
         ("planner",),
-        ("ingress",),
+        ("ingress", "isthmus status"),
         "What an ingress routes by while no planner answers",
     ),
     Channel(
@@ -89,6 +90,24 @@ CHANNELS: tuple[Channel, ...] = (
         ("prefill-worker", "decode-worker"),
         "Which roles and which model the leading planner wants the worker to have",
         reply=work.Ack,
+        parameters=_WORKER,
+    ),
+    Channel(
+        "prefix_events",
+        subjects.PREFIX_EVENTS,
+        prefix.PrefixEvents,
+        ("prefill-worker", "decode-worker"),
+        ("planner",),
+        "What workers have stored in their prefix caches and removed from them",
+    ),
+    Channel(
+        "prefix_snapshot",
+        subjects.worker_prefixes(_worker_id),
+        prefix.PrefixSnapshotRequest,
+        ("planner",),
+        ("prefill-worker", "decode-worker"),
+        "All that a worker has in its prefix cache, for a planner that has missed an event",
+        reply=prefix.PrefixSnapshot,
         parameters=_WORKER,
     ),
     Channel(
@@ -196,14 +215,14 @@ CHANNELS: tuple[Channel, ...] = (
         subjects.HEARTBEAT_PLANNER,
         health.PlannerHeartbeat,
         ("planner",),
-        ("ingress",),
+        ("ingress", "planner"),
         "A planner's life",
     ),
     Channel(
         "worker_lost",
         subjects.WORKER_LOST,
         health.WorkerLost,
-        ("kvrelay", "prefill-worker", "decode-worker"),
+        ("kvrelay", "prefill-worker", "decode-worker", "planner"),
         ("planner", "ingress"),
         "A worker is gone: its relay saw the socket close, or it said goodbye",
     ),
@@ -212,7 +231,7 @@ CHANNELS: tuple[Channel, ...] = (
         subjects.RELAY_RATES,
         health.RelayRates,
         ("planner",),
-        ("kvrelay",),
+        ("kvrelay", "planner"),
         "How fast relays may send to each other",
     ),
     Channel(
@@ -232,6 +251,15 @@ CHANNELS: tuple[Channel, ...] = (
         ("ingress",),
         "An OpenAI completion request in JSON or msgpack; answers come to the reply inbox",
         queue=subjects.API_QUEUE,
+    ),
+    Channel(
+        "api_cancel",
+        subjects.api_cancel("{client}", "{name}"),
+        None,
+        ("client",),
+        ("ingress",),
+        "Ends the request whose header `isthmus-cancel` named this subject; whatever is published",
+        parameters=_CANCEL,
     ),
     Channel(
         "api_models",

@@ -163,6 +163,8 @@ class PlannerHeartbeat(_Heartbeat):
     leader: bool = False
     epoch: int = Field(default=0, ge=0)
     """Of its leadership; 0: it does not lead."""
+    leader_problem: str = Field(default="", max_length=512)
+    """Why it can't even try to; empty if it can."""
     routes_total: int = Field(default=0, ge=0)
 
 

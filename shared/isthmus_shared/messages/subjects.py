@@ -18,6 +18,9 @@ EXPLAIN = f"{ROOT}.planner.explain"
 OUTCOMES = f"{ROOT}.event.outcomes"
 """Outcomes, from ingresses to every planner."""
 
+PREFIX_EVENTS = f"{ROOT}.event.prefix"
+"""PrefixEvents, from workers to every planner."""
+
 HEARTBEAT_WORKER = f"{ROOT}.heartbeat.worker"
 HEARTBEAT_RELAY = f"{ROOT}.heartbeat.relay"
 HEARTBEAT_INGRESS = f"{ROOT}.heartbeat.ingress"
@@ -33,6 +36,14 @@ API_CHAT = f"{ROOT}.api.chat.completions"
 API_COMPLETIONS = f"{ROOT}.api.completions"
 API_MODELS = f"{ROOT}.api.models"
 API_QUEUE = "ingress"
+
+
+def api_cancel(client: str, name: str) -> str:
+    """Anything published there ends the request that named it; `client`: the asker's bus user, without its role."""
+    return f"{ROOT}.api.cancel.{client}.{name}"
+
+
+API_CANCEL = api_cancel("*", "*")
 
 
 def worker_prefill(worker: WorkerId) -> str:
@@ -58,6 +69,11 @@ def worker_save(worker: WorkerId) -> str:
 def worker_release(worker: WorkerId) -> str:
     """Release, from any ingress."""
     return f"{ROOT}.worker.{worker}.release"
+
+
+def worker_prefixes(worker: WorkerId) -> str:
+    """PrefixSnapshotRequest → PrefixSnapshot."""
+    return f"{ROOT}.worker.{worker}.prefixes"
 
 
 def worker_cancel(worker: WorkerId) -> str:
