@@ -69,7 +69,7 @@ class SimRunner:
         took_s = self._config.sim.costs.step_s(
             prefill_tokens=batch.prefill_tokens,
             decode_sequences=batch.decode_sequences,
-            resident_tokens=sum(work.end for work in batch.works if not work.prefill),
+            resident_tokens=sum(work.end for work in batch.works if work.decodes),
         )
         await asyncio.sleep(took_s)
         return StepResult([self._result(work) for work in batch.works], took_s)
@@ -104,11 +104,11 @@ class SimRunner:
     # -- KV ---------------------------------------------------------------------------------------------------------
 
     def _save(self, work: Work) -> None:
-        sequence, sink = work.sequence, work.sequence.request.kv_save
+        sequence, sink = work.sequence, work.sequence.sink
         start = max(work.start, sequence.saved)
         if sink is None or start >= work.end:
             return
-        index = CanonicalIndex(self._shape.manifest(sequence.prompt_tokens))
+        index = CanonicalIndex(self._shape.manifest(sequence.sink_tokens))
         for layer in index.layers:
             for part in KvPart:
                 span = index.span(layer, part, start, work.end)
@@ -119,7 +119,7 @@ class SimRunner:
     def _verify(self, sequence: SequenceState) -> None:
         source = sequence.request.kv_load
         assert source is not None, "it loads"
-        index = CanonicalIndex(self._shape.manifest(sequence.prompt_tokens))
+        index = CanonicalIndex(self._shape.manifest(sequence.request.loaded_tokens))
         for layer in index.layers:
             for part in KvPart:
                 span = index.whole(layer, part)
