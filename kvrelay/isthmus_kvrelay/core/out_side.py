@@ -42,9 +42,9 @@ from isthmus_shared.errors import (
 )
 from isthmus_shared.ids import TransferId
 
-RETARGET_WAIT_S = 2.0
-"""For a flow that is still being filled, after its consumer was lost: as long as it takes to notice a silent death
-(four heartbeats) and name another destination. Then its producer is told."""
+RETARGET_WAIT_S = 30.0
+"""For a flow that is still being filled, after its consumer was lost: the ingress lets a prefill finish before it names
+another destination, and this is more than the longest one takes. Then its producer is told."""
 
 
 class OutSide:
@@ -80,6 +80,7 @@ class OutSide:
             deadline_s=led.now_s + event.deadline_s,
             wait_until_s=led.now_s + event.wait_s,
             opened_s=led.now_s,
+            retain_until_s=led.now_s + max(event.deadline_s, event.retain_s),
         )
         self.flows[flow.key] = flow
         self._newest[flow.key.transfer_id] = flow.key
@@ -320,6 +321,8 @@ class OutSide:
         slots = flow.slots
         if self._ledger.staging.retain(flow.key, slots):
             flow.advance(OutInput.RETAIN)
+            flow.deadline_s = flow.retain_until_s
+            self._ledger.wake_at(flow.deadline_s, (Side.OUT, flow.key))
             self.retained[flow.key] = flow
             self._end(flow, error)
             flow.slots, flow.owner = (), None

@@ -144,13 +144,20 @@ class SimLink:
         return self._home.ref
 
     async def open_sink(
-        self, transfer_id: TransferId, generation: Generation, manifest: KvManifest, *, deadline_s: float, wait_s: float
+        self,
+        transfer_id: TransferId,
+        generation: Generation,
+        manifest: KvManifest,
+        *,
+        deadline_s: float,
+        wait_s: float,
+        retain_s: float = 0.0,
     ) -> KvSink:
         self._check()
         key, total = FlowKey(transfer_id, generation), manifest.total_bytes
         opened: asyncio.Future[RelaySink] = self._loop.create_future()
         self._opening[key] = total, opened
-        self._say(ev.OpenSink(self.client, key, total, _digest(manifest), deadline_s, wait_s))
+        self._say(ev.OpenSink(self.client, key, total, _digest(manifest), deadline_s, wait_s, retain_s))
         try:
             return await opened
         except asyncio.CancelledError:

@@ -15,11 +15,12 @@ from structlog.typing import FilteringBoundLogger
 
 from isthmus_shared.engines.port import Engine, EngineRequest, SequenceOutput, StepReport
 from isthmus_shared.errors import Cancelled, DeadlineExceeded, Draining, Fault, IsthmusError, StaleParty
-from isthmus_shared.ids import Generation, Incarnation, RequestId, TransferId
+from isthmus_shared.ids import Incarnation, RequestId
 from isthmus_shared.messages.work import (
     Ack,
     Cancel,
     FinishReason,
+    Release,
     SequenceEvent,
     StartDecode,
     SubmitDecode,
@@ -31,12 +32,13 @@ from isthmus_shared.tracing import NullTracing, Tracing, incoming
 from isthmus_worker.attachment import Attachment
 from isthmus_worker.liveness import IngressLife
 from isthmus_worker.outbox import Addressed
-from isthmus_worker.requests import Phase, Record, Requests
+from isthmus_worker.requests import Flow, Phase, Record, Requests
 from isthmus_worker.work_trace import WorkTrace
 
 Publish = Callable[[list[Addressed]], Awaitable[None]]
 
 REPLACED = Fault(code=Cancelled.code, what="a newer attempt at this request has come")
+RELEASED = Fault(code=Cancelled.code, what="the request is over")
 DEADLINE = Fault(
     code=DeadlineExceeded.code,
     what="the transfer's deadline has passed",
@@ -49,8 +51,7 @@ DEADLINE = Fault(
 class _Closing:
     """A transfer whose sequence the engine is about to let go."""
 
-    transfer_id: TransferId
-    generation: Generation
+    flow: Flow
     fault: Fault
 
 
@@ -169,6 +170,16 @@ class Sessions:
             await self._free(record, Fault(code=Cancelled.code, what=f"the ingress cancelled: {message.reason}"))
         return Ack()
 
+    async def release(self, message: Release) -> None:
+        """Those requests are over: what is staged or retained for them is nobody's any more."""
+        if message.incarnation != self.worker.incarnation:
+            return
+        for each in message.released:
+            record = self.requests.find(each.request_id, each.generation)
+            if record is not None and record.phase is Phase.STAGED:
+                self.requests.end(record)
+                await self._free(record, RELEASED)
+
     # ----------------------------------------------------------------- out
 
     async def take_report(self, report: StepReport) -> None:
@@ -210,7 +221,7 @@ class Sessions:
         elif output.finish is not None:
             self.requests.end(record)
             if record.is_prefill:  # no hand-over follows, so nobody will fetch what was staged
-                await self._abort_transfer(record.transfer_id, record.generation, _no_handover(output))
+                await self._abort_transfer(record.flow, _no_handover(output))
         elif not record.is_prefill and record.phase is not Phase.STREAMING:
             record.phase = Phase.STREAMING
             self._note_landed(record)
@@ -254,29 +265,29 @@ class Sessions:
             record.trace.failed(fault)
         match record.phase:
             case Phase.OPENING:
-                await self._abort_transfer(record.transfer_id, record.generation, fault)  # hastens a waiting open
+                await self._abort_transfer(record.flow, fault)  # hastens a waiting open
             case Phase.ACTIVE | Phase.STREAMING:
-                if record.transfer_id is not None:
-                    self._closing[record.engine_id] = _Closing(record.transfer_id, record.generation, fault)
+                if record.flow is not None:
+                    self._closing[record.engine_id] = _Closing(record.flow, fault)
                 self.engine.abort(record.engine_id)
             case Phase.STAGED:
-                await self._abort_transfer(record.transfer_id, record.generation, fault)
+                await self._abort_transfer(record.flow, fault)
         self._note_idle()
 
     async def _close(self, engine_id: RequestId) -> None:
         """The engine has let go of a sequence whose record had ended before."""
         closing = self._closing.pop(engine_id, None)
         if closing is not None:
-            await self._abort_transfer(closing.transfer_id, closing.generation, closing.fault)
+            await self._abort_transfer(closing.flow, closing.fault)
 
-    async def _abort_transfer(self, transfer_id: TransferId | None, generation: Generation, fault: Fault) -> None:
+    async def _abort_transfer(self, flow: Flow | None, fault: Fault) -> None:
         link = self.attachment.link
-        if transfer_id is None or link is None or link.lost.is_set():
+        if flow is None or link is None or link.lost.is_set():
             return
         try:
-            await link.abort(transfer_id, generation, fault)
+            await link.abort(*flow, fault)
         except IsthmusError as error:
-            self._log.warning("transfer.abort_failed", transfer=transfer_id, error=error.text)
+            self._log.warning("transfer.abort_failed", transfer=flow[0], error=error.text)
 
     def _note_idle(self) -> None:
         if self.requests.unfinished == 0 and not self._closing:

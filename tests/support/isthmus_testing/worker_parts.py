@@ -77,6 +77,7 @@ class ToldLink:
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     transfers: dict[TransferId, MemoryKvTransfer] = field(default_factory=dict)
     aborted: list[tuple[TransferId, Generation, str]] = field(default_factory=list)
+    retained_s: dict[TransferId, float] = field(default_factory=dict)
     steps: list[tuple[float, int, int]] = field(default_factory=list)
     itls: list[tuple[float, float]] = field(default_factory=list)
     closed: bool = False
@@ -85,10 +86,18 @@ class ToldLink:
         self.room.set()
 
     async def open_sink(
-        self, transfer_id: TransferId, generation: Generation, manifest: KvManifest, *, deadline_s: float, wait_s: float
+        self,
+        transfer_id: TransferId,
+        generation: Generation,
+        manifest: KvManifest,
+        *,
+        deadline_s: float,
+        wait_s: float,
+        retain_s: float = 0.0,
     ) -> KvSink:
         self.waiting.set()
         await self.room.wait()
+        self.retained_s[transfer_id] = retain_s
         self.transfers[transfer_id] = MemoryKvTransfer(manifest.total_bytes)
         return self.transfers[transfer_id].sink
 
