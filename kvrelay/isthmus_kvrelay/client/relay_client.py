@@ -115,8 +115,8 @@ class RelayClient:
         """Staging for a whole transfer, all at once.
 
         Raises `StagingFull` after `wait_s`, `InvalidRequest` if it can never fit, `StaleParty` for an old generation,
-        `Draining`, `NoCapacity`, `PartyLost`. From `deadline_s` on the relay frees it, taken or not; once taken, it may keep it
-        for another taker until `retain_s`.
+        `Draining`, `NoCapacity`, `PartyLost`. From `deadline_s` on the relay frees it, taken or not; once
+        taken, it may keep it for another taker until `retain_s`.
         """
         key = FlowKey(transfer_id, generation)
         self._check_connected()

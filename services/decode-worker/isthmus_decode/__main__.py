@@ -1,4 +1,4 @@
-"""``python -m isthmus_decode``: one worker in the decode role, configured by ``ISTHMUS_*``."""
+"""``python -m isthmus_decode``: one worker that begins in the decode role, configured by ``ISTHMUS_*``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import os
 import sys
 
 from isthmus_decode.role import DecodeRole
-from isthmus_worker.launch import run_worker
+from isthmus_prefill.role import PrefillRole
+from isthmus_shared.messages.health import Role
+from isthmus_worker.launch import MakeRole, run_worker
 
 if __name__ == "__main__":
-    sys.exit(run_worker("decode-worker", lambda config: [DecodeRole()], os.environ))
+    roles: dict[Role, MakeRole] = {
+        Role.PREFILL: lambda config: PrefillRole(config.staging_wait_s),
+        Role.DECODE: lambda _: DecodeRole(),
+    }
+    sys.exit(run_worker("decode-worker", Role.DECODE, roles, os.environ))

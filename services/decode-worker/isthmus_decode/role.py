@@ -1,4 +1,4 @@
-"""The decode role: with a ticket, fetch the KV and go on from the first token, or from the tokens that are known already;
+"""The decode role: with a ticket, fetch the KV and go on from the first token, or from those that are known already;
 without one, do everything here. A sequence that runs may be asked back, with its KV."""
 
 from __future__ import annotations

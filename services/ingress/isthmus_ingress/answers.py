@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus_ingress.choice import Choice, Piece, clip_offsets
+from isthmus_ingress.choice import Burst, Choice, Piece, clip_offsets
 from isthmus_ingress.exchange import Exchange, Finished
 from isthmus_ingress.openai import render
 from isthmus_ingress.text import Tokenizer
@@ -20,7 +20,7 @@ class Streamer:
         self._exchange, self._prepared = exchange, exchange.prepared
         self._make = render.ChunkMaker(identity, usage_field=self._prepared.include_usage)
         self._tokenizer = tokenizer
-        self._plain = self._prepared.top_logprobs is None and not self._prepared.return_token_ids
+        self._plain = self._prepared.plain
 
     async def batches(self) -> AsyncIterator[bytes]:
         """Ends after `[DONE]`. An error before the first batch is the answer's; a later one ends the stream."""
@@ -31,7 +31,10 @@ class Streamer:
                 if not choice.began:
                     choice.began = True
                     self._begin(choice, parts)
-                if type(update) is Piece:
+                if type(update) is Burst:
+                    if update.texts:
+                        parts.append(self._make.burst(choice.index, update.texts))
+                elif type(update) is Piece:
                     self._piece(choice, update, parts)
                 elif type(update) is Finished:
                     parts.append(self._make.finish(choice.index, update.text, update.reason, usage=self._usage()))
@@ -86,6 +89,7 @@ async def whole_answer(exchange: Exchange, identity: render.Identity, tokenizer:
     while not exchange.finished:
         for choice, update in await exchange.updates():
             whole = wholes[choice.index]
+            assert not isinstance(update, Burst), "only streams have bursts"
             whole.texts.append(update.text)
             if type(update) is Piece:
                 whole.thoughts.append(update.reasoning)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from isthmus_ingress.detokenize import Detokenizer, StopScanner
+from isthmus_ingress.detokenize import Detokenizer, JsonTexts, StopScanner, json_text
 from isthmus_ingress.harmony import HarmonyParser, Part
 from isthmus_ingress.saga_types import Deliver
 from isthmus_shared.messages.work import FinishReason, TokenLogprob
@@ -24,6 +24,14 @@ class Piece:
     """A stop string was found: nothing follows."""
     reasoning: str = ""
     """What a model that answers on channels thought aloud; no part of `text`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Texts of tokens that came at once, each as the inside of a JSON string; empty ones are left out."""
+
+    texts: list[bytes]
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,24 @@ class Choice:
         self.tokens += count
         logprobs = deliver.logprobs[:count] if deliver.logprobs is not None else None
         return Piece("".join(texts), deliver.token_ids[:count], logprobs, tuple(offsets), stopped, thought)
+
+    @property
+    def simple(self) -> bool:
+        """Whether its text is its tokens' texts, one after the other."""
+        return self.channels is None and not self.silent_ids and self.scanner.idle
+
+    def burst(self, token_ids: tuple[int, ...], texts: JsonTexts) -> Burst:
+        """Of a `simple` choice; its `chars` are not counted."""
+        detokenizer = self.detokenizer
+        said: list[bytes] = []
+        for token_id in token_ids:
+            text = texts.get(token_id) if detokenizer.whole else None
+            if text is None:
+                text = json_text(detokenizer.push(token_id))
+            if text:
+                said.append(text)
+        self.tokens += len(token_ids)
+        return Burst(said, token_ids)
 
     def end(self, finish: FinishReason) -> str:
         """The text that was held back, now that no more comes; sets `finish` (a stop string in it counts)."""

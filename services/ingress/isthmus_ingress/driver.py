@@ -38,6 +38,7 @@ from isthmus_shared.errors import IsthmusError, ProtocolViolation
 from isthmus_shared.ids import Incarnation, RequestId, TransferId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import Role
+from isthmus_shared.messages.quick import Facts, QuickEvent
 from isthmus_shared.messages.route import Route, RouteReply, RouteRequest
 from isthmus_shared.messages.work import (
     Ack,
@@ -45,7 +46,6 @@ from isthmus_shared.messages.work import (
     SamplingParams,
     SequenceEvent,
     StartDecode,
-    StepFacts,
     SubmitDecode,
     SubmitPrefill,
     SubmitReply,
@@ -128,20 +128,33 @@ class RunningSaga:
         elif not self.saga.over and (self._timer is None or self.saga.wake_at_s < self._timer.when()):
             self._arm()
 
-    def take(self, incarnation: Incarnation, event: SequenceEvent, step: StepFacts | None) -> None:
+    def take(self, incarnation: Incarnation, event: SequenceEvent, step: Facts | None) -> None:
         """A worker's event, and what it says of the step behind it."""
         known = len(self.saga.output)
         self.feed(Output(incarnation, event))
         tokens = len(self.saga.output) - known
-        if tokens == 0:
-            return
-        late = self._ledger.take(self._loop.time(), tokens, incarnation, step)
+        if tokens:
+            self._enter(self._loop.time(), tokens, incarnation, step)
+
+    def flow(self, incarnation: Incarnation, event: QuickEvent, step: Facts | None, now_s: float) -> bool:
+        """`take` for the usual event, in a tenth of the time; False when it is not one."""
+        flow = self.saga.flow
+        if flow is None or event.cached_tokens or not flow.take(incarnation, event, now_s):
+            return False
+        if not self._outbox.flow(self._index, event.token_ids):
+            self._loop.call_soon(self.feed, ClientGone())
+        self._enter(now_s, len(event.token_ids), incarnation, step)
+        return True
+
+    def _enter(self, now_s: float, tokens: int, incarnation: Incarnation, step: Facts | None) -> None:
+        """Into the ledger: were these tokens late, and why?"""
+        late = self._ledger.take(now_s, tokens, incarnation, step)
         if late is not None:
             self._deps.metrics.itl_excursions.labels(late.cause).inc()
             self._deps.log.debug(
                 "itl.excursion",
                 request_id=self.work.request_id,
-                output_index=known,
+                output_index=len(self.saga.output) - tokens,
                 cause=late.cause.value,
                 itl_s=round(late.itl_s, 6),
                 median_s=round(late.median_s, 6),

@@ -9,14 +9,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from isthmus_ingress.choice import Channels, Choice, Piece
+from isthmus_ingress.choice import Burst, Channels, Choice, Piece
 from isthmus_ingress.detokenize import StopScanner
 from isthmus_ingress.driver import Deps, RunningSaga, Work
 from isthmus_ingress.harmony import HarmonyParser
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.openai.errors import TooManyRequests
 from isthmus_ingress.openai.render import Usage
-from isthmus_ingress.outbox import Outbox
+from isthmus_ingress.outbox import Outbox, joined
 from isthmus_ingress.prepare import Prepared
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import ClientGone, Deliver, End, StopFound
@@ -43,7 +43,7 @@ class Finished:
     reason: str
 
 
-Update = tuple[Choice, Piece | Finished]
+Update = tuple[Choice, Piece | Burst | Finished]
 
 
 class Exchange:
@@ -85,6 +85,9 @@ class Exchange:
             )
             for index in range(len(prepared.sampling))
         ]
+        self._texts = text.tokenizer.json_texts
+        self._bursts = prepared.stream and prepared.plain and not prepared.continuous_usage and _simple(self.choices)
+        """Whether tokens that come as they usually do go on as a `Burst`."""
         self._first_s: list[float | None] = [None] * len(self.choices)
         self._last_s: list[float | None] = [None] * len(self.choices)
         """When each choice last had tokens."""
@@ -150,12 +153,16 @@ class Exchange:
             self.outcome = "client_gone"
             self._metrics.cancellations.inc()
             raise Cancelled("the client left")
+        if self._bursts and len(items) > 1:
+            items = joined(items)
         updates: list[Update] = []
         for index, effect in items:
             choice = self.choices[index]
             if choice.finish is not None:
                 continue  # a stop string was found: what was under way is not shown
-            if type(effect) is Deliver:
+            if type(effect) is tuple:
+                self._flow(choice, effect, updates)
+            elif type(effect) is Deliver:
                 self._take(choice, effect, updates)
             elif type(effect) is End:
                 if effect.error is not None or effect.finish is None:
@@ -172,6 +179,13 @@ class Exchange:
             error = Cancelled("the client does not read its answer")
         self.outcome = error.code
         return error
+
+    def _flow(self, choice: Choice, token_ids: tuple[int, ...], updates: list[Update]) -> None:
+        if not self._bursts:
+            self._take(choice, Deliver(choice.tokens, token_ids, None, 0), updates)
+            return
+        updates.append((choice, choice.burst(token_ids, self._texts)))
+        self._time(choice.index, len(token_ids))
 
     def _take(self, choice: Choice, deliver: Deliver, updates: list[Update]) -> None:
         piece = choice.take(deliver)
@@ -231,6 +245,10 @@ class Exchange:
             route = self._sagas[choice.index].route
             if self.finished and route is not None:
                 self._hub.recent.inter_token(mean_s, route.predicted.itl_p50_s)
+
+
+def _simple(choices: list[Choice]) -> bool:
+    return all(choice.simple for choice in choices)
 
 
 def _channels(prepared: Prepared, text: ModelText) -> Channels | None:

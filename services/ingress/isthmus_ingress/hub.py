@@ -15,6 +15,7 @@ from isthmus_shared.errors import ProtocolViolation
 from isthmus_shared.ids import RequestId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import WorkerHeartbeat, WorkerLost
+from isthmus_shared.messages.quick import QuickSteps, read_steps
 from isthmus_shared.messages.work import StepEvents
 from isthmus_shared.metrics import Metrics
 
@@ -39,6 +40,7 @@ class Hub:
         """Set once a worker that is ready was heard."""
         self._bus, self._subject, self._metrics, self._log = bus, events_subject, metrics, log
         self._sagas: dict[RequestId, RunningSaga] = {}
+        self._now_s = asyncio.get_running_loop().time
 
     @property
     def running(self) -> int:
@@ -69,6 +71,10 @@ class Hub:
 
     async def _read_events(self, events: Subscription) -> None:
         async for message in events:
+            steps = read_steps(message.data)
+            if steps is not None:
+                self._take_quick(steps)
+                continue
             try:
                 step = StepEvents.decode(message.data)
             except ProtocolViolation as error:
@@ -79,6 +85,15 @@ class Hub:
                 saga = self._sagas.get(event.request_id)
                 if saga is not None:
                     saga.take(incarnation, event, step.step)
+
+    def _take_quick(self, steps: QuickSteps) -> None:
+        now_s = self._now_s()
+        sagas, incarnation, facts = self._sagas, steps.worker.incarnation, steps.step
+        for event in steps.events:
+            saga = sagas.get(event.request_id)
+            if saga is None or (event.finish is None and saga.flow(incarnation, event, facts, now_s)):
+                continue
+            saga.take(incarnation, event.as_event(), facts)
 
     async def _read_beats(self, beats: Subscription) -> None:
         loop = asyncio.get_running_loop()

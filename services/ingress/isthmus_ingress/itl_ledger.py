@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from isthmus_shared.ids import Incarnation
-from isthmus_shared.messages.work import StepFacts
+from isthmus_shared.messages.quick import Facts
 
 WINDOW = 32
 """Gaps that the median is of: about a second of a stream, so that it follows the load."""
@@ -62,9 +62,9 @@ class ItlLedger:
         self._median_s = 0.0
         self._at_s: float | None = None
         self._worker: Incarnation | None = None
-        self._step: StepFacts | None = None
+        self._step: Facts | None = None
 
-    def take(self, at_s: float, tokens: int, worker: Incarnation, step: StepFacts | None) -> Excursion | None:
+    def take(self, at_s: float, tokens: int, worker: Incarnation, step: Facts | None) -> Excursion | None:
         """`tokens` > 0 have come at `at_s`. What was late about them, if anything was."""
         last_s, last_worker, last_step = self._at_s, self._worker, self._step
         self._at_s, self._worker, self._step = at_s, worker, step
@@ -93,7 +93,7 @@ class ItlLedger:
             self._median_s = statistics.median(self._gaps)
 
 
-def _cause(gap_s: float, step: StepFacts, last: StepFacts, *, usual_s: float) -> Cause:
+def _cause(gap_s: float, step: Facts, last: Facts, *, usual_s: float) -> Cause:
     """Of a gap between two steps of one worker. `usual_s`: what a step of it may well take."""
     worker_s = max(0.0, step.ended_s - last.ended_s)
     within_s = step.step_s - usual_s

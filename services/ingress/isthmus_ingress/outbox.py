@@ -10,8 +10,8 @@ MAX_UNREAD = 4096
 """Effects (as a rule one token each) that one answer may have unread. The writer takes all at once whenever its
 client takes bytes, so this many are only waiting for a client that has stopped reading."""
 
-Item = tuple[int, Deliver | End]
-"""(which choice, what)."""
+Item = tuple[int, Deliver | End | tuple[int, ...]]
+"""(which choice, what). Of tokens that came as they usually do, the ids alone."""
 
 
 class Outbox:
@@ -29,6 +29,19 @@ class Outbox:
             return False
         self._items.append((choice, effect))
         self._wake()
+        return True
+
+    def flow(self, choice: int, token_ids: tuple[int, ...]) -> bool:
+        """`put`, for ids alone."""
+        items = self._items
+        if len(items) >= MAX_UNREAD:
+            return False
+        items.append((choice, token_ids))
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
         return True
 
     def close(self) -> None:
@@ -51,3 +64,24 @@ class Outbox:
                 self._waiter = None
         items, self._items = self._items, []
         return items
+
+
+def joined(items: list[Item]) -> list[Item]:
+    """Ids of one choice that follow each other, as one item."""
+    found: list[Item] = []
+    run: list[int] = []
+    of = -1
+    for choice, effect in items:
+        if type(effect) is tuple and (choice == of or not run):
+            of = choice
+            run.extend(effect)
+            continue
+        if run:
+            found.append((of, tuple(run)))
+            run = list(effect) if type(effect) is tuple else []
+            of = choice
+        if type(effect) is not tuple:
+            found.append((choice, effect))
+    if run:
+        found.append((of, tuple(run)))
+    return found

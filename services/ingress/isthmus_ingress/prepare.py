@@ -48,6 +48,11 @@ class Prepared:
     tenant: Tenant = ANYONE
 
     @property
+    def plain(self) -> bool:
+        """The answer says nothing of its tokens but their text."""
+        return self.top_logprobs is None and not self.return_token_ids
+
+    @property
     def prompt_tokens(self) -> int:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from isthmus_ingress.saga_parties import RESYNC_S, Attempt, Ended, Party
+from isthmus_ingress.saga_parties import RESYNC_S, Attempt, Ended, Flow, Party, check_saga
 from isthmus_ingress.saga_routing import RouteWait
 from isthmus_ingress.saga_types import (
     Answered,
@@ -87,10 +87,11 @@ class Saga:
     error: IsthmusError | None = None
     wake_at_s: float = 0.0
     """When a Tick is due unless an event moves it."""
+    flow: Flow | None = None
+    """Takes the usual next tokens, instead of `handle`."""
     _attempt: Attempt | None = None
     _parties: dict[tuple[Generation, Role], Party] = field(default_factory=dict)
     _gone: dict[Incarnation, WorkerGone] = field(default_factory=dict)
-    _last_token_at_s: float = 0.0
     _wait: RouteWait = field(init=False)
     _effects: list[Effect] = field(default_factory=list)
 
@@ -142,7 +143,7 @@ class Saga:
         self._wait.again_at_s = None
         self.generation = Generation(self.generation + 1)
         self.state = SagaState.QUEUED
-        self._attempt = None
+        self._attempt = self.flow = None
         self._effects.append(AskRoute(self.generation, tuple(self.excluded[-MAX_EXCLUDED:])))
 
     def _on_routed(self, event: Routed, now_s: float) -> None:
@@ -271,6 +272,7 @@ class Saga:
             self._done(FinishReason.LENGTH)
         if not self.over and attempt is self._attempt:
             self._advance(attempt, now_s)
+            self.flow = Flow(attempt, party, self.output, self.max_tokens) if attempt.flows_from(party) else None
 
     def _take(self, seq: SequenceEvent, known: int, attempt: Attempt, party: Party, now_s: float) -> None:
         room = self.max_tokens - len(self.output)
@@ -278,7 +280,7 @@ class Saga:
         logprobs = seq.logprobs[known : known + room] if seq.logprobs is not None else None
         self._effects.append(Deliver(len(self.output), new, logprobs, seq.cached_tokens))
         self.output.extend(new)
-        self._last_token_at_s = now_s
+        attempt.last_token_at_s = now_s
         party.heard = True
         if attempt.first_token_at_s is None:
             attempt.first_token_at_s = now_s
@@ -342,7 +344,7 @@ class Saga:
             return min(self._wait.again_at_s, self.deadline_s)
         if self._attempt is None:
             return self.deadline_s
-        return min(self._attempt.due_s(self._last_token_at_s), self.deadline_s)
+        return min(self._attempt.due_s(), self.deadline_s)
 
     def _fail_attempt(self, error: IsthmusError, exclude: Incarnation | None, now_s: float) -> None:
         if exclude is not None and exclude not in self.excluded:
@@ -379,22 +381,14 @@ class Saga:
                 if party.ended is None:
                     party.ended, party.reason = Ended.CANCELLED, reason
                     self._effects.append(SendCancel(party.worker, party.generation, reason))
-        self._attempt = None
+        self._attempt = self.flow = None
         self._wait.again_at_s = None
 
     def _current(self, party: Party) -> bool:
         return self._attempt is not None and not self.over and self._attempt.parties.get(party.role) is party
 
     def check_invariants(self) -> None:
+        check_saga(self.state, self._attempt, self._parties.values())
         assert len(self.output) <= self.max_tokens
         assert self.attempts <= min(self.generation, self.max_attempts)
-        live = [p for p in self._parties.values() if p.ended is None]
-        assert all(self._current(p) for p in live), "a party of an older attempt has no end"
-        if self.over:
-            assert self._attempt is None
-            assert not live
-        elif self.state is SagaState.QUEUED:
-            assert self._attempt is None
-        else:
-            assert self._attempt is not None
-            assert (self._attempt.first_token_at_s is not None) == (self.state is SagaState.DECODING)
+        assert self.flow is None or self.flow.attempt is self._attempt

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from isthmus_ingress.saga_types import CancelReason
+from isthmus_ingress.saga_types import CancelReason, SagaState
 from isthmus_shared.errors import DeadlineExceeded, IsthmusError, PartyLost
 from isthmus_shared.ids import Generation, Incarnation
 from isthmus_shared.messages.health import Role
+from isthmus_shared.messages.quick import QuickEvent
 from isthmus_shared.messages.route import Route
 from isthmus_shared.messages.work import FinishReason, KvTicket, SequenceEvent, WorkerRef
 
@@ -59,6 +61,7 @@ class Attempt:
     parties: dict[Role, Party]
     ticket: KvTicket | None = None
     first_token_at_s: float | None = None
+    last_token_at_s: float = 0.0
     decode_accepted: bool = False
     start_sent: bool = False
     resync_by_s: float | None = None
@@ -69,18 +72,18 @@ class Attempt:
         limits = self.route.deadlines
         return min(max(limits.ttft_s, limits.transfer_s), max(left_s, MIN_DEADLINE_S))
 
-    def due_s(self, last_token_at_s: float) -> float:
+    def due_s(self) -> float:
         """When the next token must be here, by the route's deadlines."""
-        due_s = self._due_s(last_token_at_s)
+        due_s = self._due_s()
         return due_s if self.resync_by_s is None else min(due_s, self.resync_by_s)
 
-    def _due_s(self, last_token_at_s: float) -> float:
+    def _due_s(self) -> float:
         limits = self.route.deadlines
         if self.first_token_at_s is None:
             return self.submitted_at_s + limits.ttft_s
         if self.decode_heard:
-            return last_token_at_s + limits.stall_s
-        return max(self.submitted_at_s + limits.transfer_s, last_token_at_s) + limits.stall_s
+            return self.last_token_at_s + limits.stall_s
+        return max(self.submitted_at_s + limits.transfer_s, self.last_token_at_s) + limits.stall_s
 
     def overdue(self, now_s: float) -> tuple[IsthmusError, Incarnation | None]:
         """What to say when it isn't, and whose life to leave out next time (None: nobody is to blame)."""
@@ -95,7 +98,56 @@ class Attempt:
             return DeadlineExceeded(f"no token for stall_s = {limits.stall_s:g} s"), decode
         return DeadlineExceeded(f"KV not on the decode side within transfer_s = {limits.transfer_s:g} s"), decode
 
+    def flows_from(self, party: Party) -> bool:
+        """Whether that party's next tokens change nothing but the output: everyone else has had their say."""
+        if party.role is not Role.DECODE or party.ended is not None or not party.heard:
+            return False
+        prefill = self.parties.get(Role.PREFILL)
+        return prefill is None or (prefill.ended is not None and self.start_sent)
+
     @property
     def decode_heard(self) -> bool:
         decode = self.parties.get(Role.DECODE)
         return decode is not None and decode.heard
+
+
+@dataclass(slots=True)
+class Flow:
+    """A sequence of which nothing is awaited but its next tokens, and what they change: the output, and the time."""
+
+    attempt: Attempt
+    party: Party
+    output: list[int]
+    """The saga's own."""
+    max_tokens: int
+
+    def take(self, life: Incarnation, seq: SequenceEvent | QuickEvent, now_s: float) -> bool:
+        """Tokens that come in turn and end nothing. False: this event is not of that kind, and the saga handles it."""
+        party, index, tokens = self.party, seq.output_index, seq.token_ids
+        if (
+            index != len(self.output)
+            or not 0 < len(tokens) < self.max_tokens - index
+            or seq.generation != party.generation
+            or party.worker.incarnation != life
+            or party.ended is not None
+        ):
+            return False
+        self.output.extend(tokens)
+        self.attempt.last_token_at_s = now_s
+        self.attempt.resync_by_s = None
+        return True
+
+
+def check_saga(state: SagaState, attempt: Attempt | None, parties: Iterable[Party]) -> None:
+    """What holds between a saga's state, its attempt, and every party that any attempt has asked."""
+    current = [] if attempt is None else list(attempt.parties.values())
+    live = [party for party in parties if party.ended is None]
+    assert all(any(party is ours for ours in current) for party in live), "a party of an older attempt has no end"
+    if state in (SagaState.DONE, SagaState.FAILED):
+        assert attempt is None
+        assert not live
+    elif state is SagaState.QUEUED:
+        assert attempt is None
+    else:
+        assert attempt is not None
+        assert (attempt.first_token_at_s is not None) == (state is SagaState.DECODING)

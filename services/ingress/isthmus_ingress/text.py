@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import jinja2.ext
 import jinja2.sandbox
 import tokenizers
 
-from isthmus_ingress.detokenize import Detokenizer
+from isthmus_ingress.detokenize import Detokenizer, JsonTexts
 from isthmus_ingress.harmony import HarmonyMarkers, find_markers
 from isthmus_shared.errors import ConfigInvalid, InvalidRequest
 
@@ -76,6 +77,11 @@ class Tokenizer:
     def shown_bytes(self, token_id: int) -> bytes:
         """Bytes that a reader sees: nothing for a special token."""
         return b"" if token_id in self._special_ids else self.token_bytes(token_id)
+
+    @cached_property
+    def json_texts(self) -> JsonTexts:
+        """What readers see of each token, for answers that are written as JSON."""
+        return JsonTexts(self.shown_bytes)
 
     def detokenizer(self, *, special: bool = False) -> Detokenizer:
         return Detokenizer(self.token_bytes if special else self.shown_bytes)

@@ -6,12 +6,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.engines.config import EngineConfig, EngineKind, SimConfig, SimCosts
+from isthmus_shared.errors import ConfigInvalid
 from isthmus_shared.ids import NodeId, WorkerId
 from isthmus_shared.kv.profiles import PROFILES
+from isthmus_shared.messages.health import Role
+from isthmus_shared.models import parse_model_folders
 
 _NAME = r"^[A-Za-z0-9_-]{1,64}$"
 """Becomes a token of bus subjects."""
@@ -60,13 +63,18 @@ class EngineSettings(ServiceConfig):
     )
     sim_eos_chance: float = Field(default=0.0, ge=0, le=1, description="sim: chance that a token ends the sequence")
 
-    def engine_config(self) -> EngineConfig:
-        """Holds only what was set: an engine that has defaults of its own tells the two apart."""
+    def engine_config(self, model_name: str | None = None, model: Path | None = None) -> EngineConfig:
+        """Holds only what was set: an engine that has defaults of its own tells the two apart.
+
+        `model_name`, with its folder: of another model than the process' own.
+        """
         given = self.model_fields_set
         passed = {theirs: getattr(self, ours) for ours, theirs in _PASSED_ON.items() if ours in given}
         costs = {name: getattr(self, f"sim_{name}") for name in _COST_NAMES if f"sim_{name}" in given}
         sim = SimConfig(costs=SimCosts(**costs), eos_chance=self.sim_eos_chance)
-        return EngineConfig(kind=self.kind, model_name=self.model_name, sim=sim, **passed)
+        if model_name is not None:
+            passed["model_path"] = model
+        return EngineConfig(kind=self.kind, model_name=model_name or self.model_name, sim=sim, **passed)
 
 
 _PASSED_ON = {
@@ -97,4 +105,43 @@ class WorkerConfig(EngineSettings):
     itl_target_s: float = Field(
         default=0.0, ge=0, le=60, description="Inter-token latency above which KV sent here is slowed down; 0: never"
     )
+    roles_able: tuple[Role, ...] = Field(
+        default=(), description="Roles that the planner may assign beside the unit's own: prefill,decode; empty: none"
+    )
+    models: tuple[str, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Models that the planner may assign beside the engine's own: name=folder, …; sim: name=",
+        json_schema_extra={"allowed": "name=folder, separated by commas"},
+    )
+    linger_s: float = Field(
+        default=5.0,
+        ge=0,
+        le=600,
+        description="A role or model that ends takes what was routed to it before for so long; above staging_wait_s",
+    )
     drain_s: float = Field(default=15.0, ge=0, le=3600, description="From SIGTERM until running sequences are ended")
+
+    @model_validator(mode="after")
+    def _loadable(self) -> WorkerConfig:
+        try:
+            folders = parse_model_folders(self.models)
+        except ConfigInvalid as error:
+            raise ValueError(error.text) from error
+        if folders and self.kind is EngineKind.VLLM:
+            raise ValueError("models cannot be changed while vLLM runs; start another worker for another model")
+        bare = [name for name, folder in folders.items() if folder is None]
+        if bare and self.kind is not EngineKind.SIM:
+            raise ValueError(f"models has no folder for {bare[0]!r}; write {bare[0]}=folder")
+        return self
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The engine's own first."""
+        return tuple(dict.fromkeys((self.model_name, *parse_model_folders(self.models))))
+
+    def engine_for(self, model: str) -> EngineConfig:
+        """Of one of `model_names`."""
+        if model == self.model_name:
+            return self.engine_config()
+        return self.engine_config(model, parse_model_folders(self.models)[model])

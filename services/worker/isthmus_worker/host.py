@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from isthmus_shared.engines.port import Engine, EngineInfo
-from isthmus_shared.errors import BusDisconnected, Draining, EngineFailed, Fault
+from isthmus_shared.errors import BusDisconnected, Draining, EngineFailed, Fault, IsthmusError
 from isthmus_shared.kv.negotiate import kv_form
 from isthmus_shared.messages import subjects
+from isthmus_shared.messages.assign import AssignRoles
 from isthmus_shared.messages.health import (
     IngressHeartbeat,
     ProcessState,
@@ -19,13 +20,15 @@ from isthmus_shared.messages.health import (
     WorkerLoad,
     WorkerLost,
 )
-from isthmus_shared.messages.work import Cancel, SequenceEvent, StepFacts, WorkerRef
+from isthmus_shared.messages.work import Cancel, MoveRequests, Release, SequenceEvent, StepFacts, WorkerRef
 from isthmus_shared.runtime import ServiceRuntime
+from isthmus_worker.assignment import Assignments, Wanted
 from isthmus_worker.attachment import Attachment
 from isthmus_worker.config import WorkerConfig
 from isthmus_worker.outbox import Addressed, by_subject, encoded
 from isthmus_worker.pace import Pace
 from isthmus_worker.ports import RelayConnect
+from isthmus_worker.role_desk import RoleDesk
 from isthmus_worker.roles import RoleHandlers, refuse_ack
 from isthmus_worker.sender import EventSender
 from isthmus_worker.sessions import Sessions
@@ -37,8 +40,18 @@ STOPPED = Fault(
 )
 ENGINE_FAILED = Fault(code=EngineFailed.code, what="the engine failed", todo="plan the request anew")
 
+OTHER_MODEL = Fault(
+    code=Draining.code,
+    what="the worker loads another model",
+    why="its drain bound passed",
+    todo="plan the request anew",
+)
+
 FLUSH_S = 2.0
 """For the last events to leave; they take milliseconds."""
+
+MakeEngine = Callable[[str], Engine]
+"""One that is not started, for that of the worker's models. Raises `ConfigInvalid`."""
 
 
 class WorkerHost:
@@ -48,12 +61,19 @@ class WorkerHost:
         engine: Engine,
         connect: RelayConnect | None,
         roles: Sequence[RoleHandlers],
+        *,
+        able: Sequence[RoleHandlers] = (),
+        make_engine: MakeEngine | None = None,
     ) -> None:
+        """`roles` from the start; `able`: others that may be assigned. `make_engine`: for the models that may be."""
         config = runtime.config
-        self._runtime, self._engine, self._roles = runtime, engine, roles
+        self._runtime, self._engine, self._make_engine = runtime, engine, make_engine
+        self._model = config.model_name
         self._info: EngineInfo | None = None
         self._form = ""
-        self._attached: dict[Role, list[asyncio.Task[None]]] = {}
+        self._replaced = asyncio.Event()
+        """Cleared while one engine makes room for another."""
+        self._replaced.set()
         self._attachment = Attachment(connect, runtime.log)
         self._step_log = StepLog()
         self._step: StepFacts | None = None
@@ -70,21 +90,29 @@ class WorkerHost:
             log=runtime.log,
             tracing=runtime.tracing,
         )
+        self.desk = RoleDesk(runtime, self.sessions, roles, able)
+        self._assignments = Assignments(
+            self.sessions,
+            roles=lambda: self.desk.able,
+            model=lambda: self._model,
+            models=(config.model_name,) if make_engine is None else config.model_names,
+            carry_out=self._become,
+        )
 
     async def run(self) -> None:
         """Until the process is told to stop and has drained. Raises what the engine or a loop failed with."""
         why = "failed"
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
+                self.desk.open(tasks)
                 loops = [tasks.create_task(loop) for loop in self._loops()]
                 if await self._start(tasks):
                     loops.append(tasks.create_task(self._pump()))
+                    loops.append(tasks.create_task(self._assignments.run()))
                     await self._runtime.stopping.wait()
                     await self._drain()
                 why = "draining"
-                for role in list(self._attached):
-                    self.detach(role)
+                self.desk.detach_all()
                 for loop in loops:
                     loop.cancel()
         finally:
@@ -93,28 +121,6 @@ class WorkerHost:
                 await self._runtime.bus.publish(subjects.WORKER_LOST, lost.encode())
             await self._engine.stop()  # before the relay, so that what is cut short is given back in order
             await self._attachment.close()
-
-    async def attach(self, role: RoleHandlers) -> None:
-        """Starts answering for that role; returns when requests can arrive."""
-        served = role.served(self.sessions)
-        listening = [asyncio.Event() for _ in served]
-        self._attached[role.role] = [
-            self._tasks.create_task(
-                self._runtime.serve(
-                    each.subject, each.request_type, each.handler, on_error=each.on_error, listening=event
-                )
-            )
-            for each, event in zip(served, listening, strict=True)
-        ]
-        for event in listening:
-            await event.wait()
-        self._runtime.log.info("role.attached", role=role.role.value)
-
-    def detach(self, role: Role) -> None:
-        """Stops answering for that role. What it has taken in goes on to its end."""
-        for task in self._attached.pop(role, []):
-            task.cancel()
-        self._runtime.log.info("role.detached", role=role.value)
 
     # ---------------------------------------------------------------- life
 
@@ -127,7 +133,14 @@ class WorkerHost:
         return [
             rt.heartbeat(subjects.HEARTBEAT_WORKER, self.beat),
             rt.serve(subjects.worker_cancel(self.worker.worker_id), Cancel, self.sessions.cancel, on_error=refuse_ack),
+            rt.serve(
+                subjects.worker_assign(self.worker.worker_id),
+                AssignRoles,
+                self._assignments.assign,
+                on_error=refuse_ack,
+            ),
             rt.watch(subjects.HEARTBEAT_INGRESS, IngressHeartbeat, on_ingress),
+            rt.watch(subjects.worker_release(self.worker.worker_id), Release, self.sessions.release),
             self._sender.run(),
             self._attachment.run(self._beat_now, self.sessions.relay_lost),
             enforce_deadlines(self.sessions),
@@ -146,21 +159,79 @@ class WorkerHost:
         return True
 
     async def _become_ready(self) -> None:
-        info = await self._engine.start()
-        self._info, self._form = info, kv_form(self._engine.manifest(1))
-        self._runtime.log.info("engine.started", model=info.model, layout=info.kv_layout, blocks=info.kv_blocks_total)
-        for role in self._roles:
-            await self.attach(role)
+        await self._start_engine()
+        await self.desk.attach_own()
         if self._attachment.configured:
             await self._attachment.attached.wait()
         self._runtime.set_state(ProcessState.READY)
 
+    async def _start_engine(self) -> None:
+        info = await self._engine.start()
+        self._info, self._form = info, kv_form(self._engine.manifest(1))
+        self._runtime.log.info("engine.started", model=info.model, layout=info.kv_layout, blocks=info.kv_blocks_total)
+
+    async def _become(self, wanted: Wanted) -> None:
+        """What the leader asked for."""
+        if wanted.model != self._model:
+            await self._change_model(wanted.model)
+        ending = await self.desk.become(wanted.roles)
+        await self._beat_now()
+        if wanted.move and Role.DECODE in ending:
+            await self._move_away("the worker gives up the role decode")
+
+    async def _change_model(self, model: str) -> None:
+        """Drains, and serves the other model from then on; or the present one again, if that cannot be loaded."""
+        log, before = self._runtime.log, self._model
+        log.info("model.changing", model=model, before=before)
+        self._runtime.set_state(ProcessState.DRAINING)
+        await asyncio.sleep(self._runtime.config.linger_s)  # what was routed before everyone knew
+        self.sessions.draining = True
+        await self._finish_within(self._runtime.config.drain_s, OTHER_MODEL)
+        self._runtime.set_state(ProcessState.STARTING)
+        self._replaced.clear()
+        await self._engine.stop()
+        try:
+            await self._replace_engine(model)
+        except IsthmusError as error:
+            log.error("model.refused", model=model, code=error.code, why=error.text)
+            await self._replace_engine(before)
+        self._replaced.set()
+        if not self._runtime.stopping.is_set():
+            self.sessions.draining = False
+            self._runtime.set_state(ProcessState.READY)
+        log.info("model.changed", model=self._model)
+
+    async def _replace_engine(self, model: str) -> None:
+        """Raises `ConfigInvalid` or what the engine cannot be started with."""
+        assert self._make_engine is not None, "only a model that can be loaded is ever wanted"
+        self._info, self._model = None, model
+        engine = self._make_engine(model)
+        self._engine = self.sessions.engine = engine
+        self._pace = Pace(engine, self._attachment, itl_target_s=self._runtime.config.itl_target_s)
+        self._step_log.forget()
+        await self._start_engine()
+
+    async def _move_away(self, why: str) -> None:
+        with contextlib.suppress(BusDisconnected):  # then they finish here
+            message = MoveRequests(worker=self.worker, why=why)
+            await self._runtime.bus.publish(subjects.MOVE_REQUESTS, message.encode())
+
     async def _pump(self) -> None:
-        """The engine's reports to their ingresses, in order."""
+        """The engine's reports to their ingresses, in order; and after it has been replaced, the next one's."""
+        while True:
+            await self._replaced.wait()
+            await self._pump_engine(self._engine)
+            if self._replaced.is_set():
+                break
+        await self.sessions.fail(self.sessions.requests.everything(), ENGINE_FAILED)
+        await self._flush()
+        raise EngineFailed("the engine has stopped stepping", why="see its log", todo="restart the worker")
+
+    async def _pump_engine(self, engine: Engine) -> None:
         metrics = self._runtime.metrics
         loop = asyncio.get_running_loop()
         counter = StepCounter(started_s=loop.time())
-        async for report in self._engine.steps():
+        async for report in engine.steps():
             phase = "decode" if report.decode_sequences else "prefill"
             metrics.engine_steps.labels(phase).inc()
             metrics.engine_step_seconds.labels(phase).observe(report.step_s)
@@ -173,20 +244,32 @@ class WorkerHost:
                 self._pace.step(report, self._info, now_s=loop.time())
                 held = self._info.kv_blocks_total - self._engine.load().kv_blocks_free
                 self._step_log.note(report, held * self._info.kv_block_tokens)
-        await self.sessions.fail(self.sessions.requests.everything(), ENGINE_FAILED)
-        await self._flush()
-        raise EngineFailed("the engine has stopped stepping", why="see its log", todo="restart the worker")
 
     async def _drain(self) -> None:
         """Refuses new work and lets what runs finish, up to the bound."""
         self.sessions.draining = True
         self._runtime.set_state(ProcessState.DRAINING)
         self._runtime.log.info("worker.draining", unfinished=self.sessions.requests.unfinished)
+        await self._finish_within(self._runtime.config.drain_s, STOPPED)
+
+    async def _finish_within(self, bound_s: float, fault: Fault) -> None:
+        """Until the engine works for nobody. What is not done after half of the time is to move elsewhere; what is
+        still here at the end of it ends with that fault. (What is staged is the relay's, and stays.)"""
+        requests = self.sessions.requests
+        until_s = asyncio.get_running_loop().time() + bound_s
         try:
-            async with asyncio.timeout(self._runtime.config.drain_s):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(bound_s / 2):
+                    await self.sessions.idle.wait()
+            if requests.has_unfinished(prefill=False):
+                await self._move_away(fault.what)
+            async with asyncio.timeout_at(until_s):
                 await self.sessions.idle.wait()
         except TimeoutError:
-            await self.sessions.fail(self.sessions.requests.everything(), STOPPED)
+            await self.sessions.fail(requests.running(), fault)
+            with contextlib.suppress(TimeoutError):  # the engine lets go at its next step boundary
+                async with asyncio.timeout(FLUSH_S):
+                    await self.sessions.idle.wait()
         await self._flush()
 
     async def _flush(self) -> None:
@@ -226,10 +309,13 @@ class WorkerHost:
             http_address=rt.http_address,
             worker_id=self.worker.worker_id,
             node_id=self.worker.node_id,
-            roles=tuple(sorted(self._attached)),
+            roles=self.desk.shown,
+            roles_able=self.desk.able,
             vendor=rt.config.vendor,
             engine=rt.config.kind.value,
-            model=rt.config.model_name,
+            model=self._model,
+            models_able=self._assignments.models,
+            epoch=self._assignments.epoch,
             model_fingerprint="" if info is None else info.model_fingerprint,
             kv_form=self._form,
             kv_layout=rt.config.kv_layout if info is None else info.kv_layout,

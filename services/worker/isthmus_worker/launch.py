@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import prometheus_client
 
 from isthmus_kvrelay.client import RelayClient
 from isthmus_shared.engines.config import EngineKind
 from isthmus_shared.engines.factory import create_engine
+from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.work import WorkerRef
 from isthmus_shared.runtime import ServiceRuntime, run_from_environ
 from isthmus_worker.config import WorkerConfig
@@ -16,11 +17,14 @@ from isthmus_worker.host import WorkerHost
 from isthmus_worker.ports import RelayConnect, RelayLink
 from isthmus_worker.roles import RoleHandlers
 
-MakeRoles = Callable[[WorkerConfig], Sequence[RoleHandlers]]
+MakeRole = Callable[[WorkerConfig], RoleHandlers]
 
 
-def run_worker(name: str, make_roles: MakeRoles, environ: Mapping[str, str]) -> int:
-    """Runs one worker until it is told to stop; returns the process' exit status."""
+def run_worker(name: str, own: Role, roles: Mapping[Role, MakeRole], environ: Mapping[str, str]) -> int:
+    """Runs one worker until it is told to stop; returns the process' exit status.
+
+    It begins with its unit's `own` role; of the other `roles` it has those that `ISTHMUS_WORKER_ROLES_ABLE` names.
+    """
 
     async def main(runtime: ServiceRuntime[WorkerConfig]) -> None:
         config = runtime.config
@@ -28,7 +32,14 @@ def run_worker(name: str, make_roles: MakeRoles, environ: Mapping[str, str]) -> 
         engine = create_engine(config.engine_config())
         if config.kind is EngineKind.VLLM:
             runtime.metrics.include(prometheus_client.REGISTRY)  # where vLLM keeps its own
-        await WorkerHost(runtime, engine, relay_connect(config, worker), make_roles(config)).run()
+        await WorkerHost(
+            runtime,
+            engine,
+            relay_connect(config, worker),
+            [roles[own](config)],
+            able=[roles[role](config) for role in config.roles_able if role is not own],
+            make_engine=lambda model: create_engine(config.engine_for(model)),
+        ).run()
 
     return run_from_environ(name, WorkerConfig, main, environ, instance=lambda config: config.id)
 

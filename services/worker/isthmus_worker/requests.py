@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from isthmus_shared.engines.kv_port import KvSink, KvSource
@@ -51,7 +51,7 @@ class Record:
     next_index: int = 0
     """Output index of the next token that this worker gives: what the ingress expects, in a fault too."""
     transfer_id: TransferId | None = None
-    transfer_generation: Generation = Generation(0)
+    transfer_generation: Generation = field(default=Generation(0))
     """Of the flow: that of the attempt that staged it."""
     retain_until_s: float = 0.0
     """Loop time up to which its staged KV may be wanted again, if that is after its deadline."""
@@ -97,6 +97,10 @@ class Requests:
     def unfinished(self) -> int:
         """Records for which the engine still works (or will)."""
         return len(self._records)
+
+    def has_unfinished(self, *, prefill: bool) -> bool:
+        """Whether the engine works for a request of that side."""
+        return any(record.is_prefill is prefill for record in self._records.values())
 
     @property
     def subjects(self) -> frozenset[str]:
@@ -194,6 +198,10 @@ class Requests:
         """Everything held for those ingresses."""
         wanted = set(subjects)
         return [record for record in self.everything() if record.events_subject in wanted]
+
+    def running(self) -> list[Record]:
+        """Those that the engine works for, or will."""
+        return list(self._records.values())
 
     def everything(self) -> list[Record]:
         return [*self._records.values(), *self._staged.values()]

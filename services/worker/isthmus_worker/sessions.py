@@ -16,6 +16,7 @@ from structlog.typing import FilteringBoundLogger
 from isthmus_shared.engines.port import Engine, EngineRequest, SequenceOutput, StepReport
 from isthmus_shared.errors import Cancelled, DeadlineExceeded, Draining, Fault, IsthmusError, StaleParty
 from isthmus_shared.ids import Incarnation, RequestId
+from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.work import (
     Ack,
     Cancel,
@@ -77,6 +78,9 @@ class Sessions:
         """Set while the engine works for nobody."""
         self.idle.set()
         self.deadlines_changed = asyncio.Event()
+        self.closed: set[Role] = set()
+        """Roles that take nothing new in any more."""
+        self._role_idle: dict[Role, asyncio.Event] = {}
         self._publish = publish
         self._metrics = metrics
         self._log = log
@@ -99,6 +103,13 @@ class Sessions:
         self.check_party(incarnation)
         if self.draining:
             raise Draining(f"worker {self.worker.worker_id} is draining", retry_after_s=1.0)
+        role = Role.PREFILL if record.is_prefill else Role.DECODE
+        if role in self.closed:
+            raise Draining(
+                f"worker {self.worker.worker_id} has given up the role {role.value}",
+                todo="plan the request anew",
+                retry_after_s=1.0,
+            )
         replaced = self.requests.admit(record)
         self.idle.clear()
         record.admitted_s = asyncio.get_running_loop().time()
@@ -289,9 +300,21 @@ class Sessions:
         except IsthmusError as error:
             self._log.warning("transfer.abort_failed", transfer=flow[0], error=error.text)
 
+    async def no_more_of(self, role: Role) -> None:
+        """Returns once the engine works for no request of that role."""
+        event = self._role_idle.setdefault(role, asyncio.Event())
+        self._note_idle()
+        try:
+            await event.wait()
+        finally:
+            self._role_idle.pop(role, None)
+
     def _note_idle(self) -> None:
         if self.requests.unfinished == 0 and not self._closing:
             self.idle.set()
+        for role, event in self._role_idle.items():
+            if not self.requests.has_unfinished(prefill=role is Role.PREFILL):
+                event.set()
 
 
 def _no_handover(output: SequenceOutput) -> Fault:

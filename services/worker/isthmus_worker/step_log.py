@@ -49,6 +49,10 @@ class StepLog:
             )
         )
 
+    def forget(self) -> None:
+        """The engine was replaced: its steps say nothing of the next one's."""
+        self._samples.clear()
+
     @property
     def total(self) -> int:
         """Steps noted since the start; tells a reader of two beats how many samples are new."""

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from isthmus_ingress.detokenize import Detokenizer
+from isthmus_ingress.detokenize import Detokenizer, JsonTexts
 from isthmus_ingress.text import ModelText, Tokenizer, load_model_text
 from isthmus_shared.messages import subjects
 from isthmus_testing.ingress import ingress_stack
@@ -33,12 +33,16 @@ class BuggyTokenizer:
         assert FATAL_PROMPT not in text
         return self._inner.encode(text, special=special)
 
-    def detokenizer(self, *, special: bool = False) -> Detokenizer:
-        def shown(token_id: int) -> bytes:
-            assert token_id != ord("!")
-            return self._inner.shown_bytes(token_id)
+    def _shown(self, token_id: int) -> bytes:
+        assert token_id != ord("!")
+        return self._inner.shown_bytes(token_id)
 
-        return Detokenizer(shown)
+    def detokenizer(self, *, special: bool = False) -> Detokenizer:
+        return Detokenizer(self._shown)
+
+    @property
+    def json_texts(self) -> JsonTexts:
+        return JsonTexts(self._shown)
 
 
 def load_buggy(folder: Path) -> ModelText:

@@ -37,7 +37,12 @@ class ToldEngine:
         self.held: dict[RequestId, EngineRequest] = {}
         self.started: list[tuple[RequestId, int]] = []
         self.aborted: list[RequestId] = []
+        self.paused: list[RequestId] = []
+        self.resumed: list[RequestId] = []
+        self.saving: dict[RequestId, KvSink] = {}
+        self.kv_tokens = 8
         self.refusal: IsthmusError | None = None
+        self.save_refusal: IsthmusError | None = None
 
     async def start(self) -> EngineInfo:
         return EngineInfo("demo", "f", 100, "NHD", 10, 16)
@@ -55,6 +60,20 @@ class ToldEngine:
 
     def abort(self, request_id: RequestId) -> None:
         self.aborted.append(request_id)
+
+    async def pause(self, request_id: RequestId) -> int:
+        if self.refusal is not None:
+            raise self.refusal
+        self.paused.append(request_id)
+        return self.kv_tokens
+
+    def save(self, request_id: RequestId, sink: KvSink) -> None:
+        if self.save_refusal is not None:
+            raise self.save_refusal
+        self.saving[request_id] = sink
+
+    def resume(self, request_id: RequestId) -> None:
+        self.resumed.append(request_id)
 
     async def steps(self) -> AsyncIterator[StepReport]:
         for report in ():

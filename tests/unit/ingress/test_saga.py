@@ -42,6 +42,7 @@ from isthmus_shared.errors import (
 )
 from isthmus_shared.ids import Generation, Incarnation, RequestId
 from isthmus_shared.messages.health import Role
+from isthmus_shared.messages.quick import QuickEvent
 from isthmus_shared.messages.work import FinishReason, SequenceEvent
 from isthmus_testing.saga_world import LIMITS, TICKET, make_route, token_at, worker
 
@@ -409,3 +410,42 @@ def test_more_tokens_than_asked_for_are_cut() -> None:
     play.token(D1, 3, count=3)
     assert play.tokens == [token_at(i) for i in range(4)]
     assert play.effects[-2:] == [SendCancel(worker("d1"), Generation(1), "finished"), End(FinishReason.LENGTH, None)]
+
+
+def quick(index: int, tokens: tuple[int, ...], generation: int = 1) -> QuickEvent:
+    return QuickEvent(RequestId("r"), Generation(generation), index, tokens)
+
+
+def test_usual_tokens_may_be_taken_the_short_way_and_count_as_heard() -> None:
+    play = Play().decoding()
+    play.feed(BusBack(), at_s=0.5)
+    assert play.saga.flow is not None
+    assert play.saga.flow.take(D1, quick(3, (7, 8)), 1.0)
+    assert play.saga.output[3:] == [7, 8]
+    assert play.feed(Tick(), at_s=0.5 + RESYNC_S) == [], "it was heard after the bus came back"
+    assert play.saga.wake_at_s == 1.0 + LIMITS.stall_s
+
+
+@pytest.mark.parametrize(
+    ("life", "event"),
+    [
+        (P1, quick(3, (7,))),
+        (D1, quick(3, (7,), generation=2)),
+        (D1, quick(2, (7,))),
+        (D1, quick(4, (7,))),
+        (D1, quick(3, ())),
+        (D1, quick(3, tuple(range(7)))),
+    ],
+)
+def test_what_is_not_usual_is_left_to_the_saga(life: Incarnation, event: QuickEvent) -> None:
+    play = Play(max_tokens=10).decoding()
+    assert play.saga.flow is not None
+    assert not play.saga.flow.take(life, event, 1.0)
+    assert play.tokens == play.saga.output
+
+
+def test_nobody_flows_before_decode_was_heard_nor_after_the_attempt_has_ended() -> None:
+    assert Play().crossing().saga.flow is None
+    play = Play().decoding()
+    play.feed(WorkerGone(D1, "gone"))
+    assert play.saga.flow is None

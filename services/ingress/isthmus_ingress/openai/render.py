@@ -74,6 +74,8 @@ class ChunkMaker:
         self._chat = identity.chat
         self._tail = '}],"usage":null}\n\n' if usage_field else "}]}\n\n"
         self._head = head
+        self._around: dict[int, tuple[bytes, bytes, bytes]] = {}
+        """By choice: what comes before, after and between the texts of a burst."""
 
     def role(self, index: int, prompt_token_ids: Sequence[int] | None = None) -> bytes:
         """The first chunk of a chat choice; as vLLM's, it may tell the prompt's token ids beside `choices`."""
@@ -99,6 +101,18 @@ class ChunkMaker:
         body = f'"delta":{{"content":{said}}}' if self._chat else f'"text":{said}'
         tail = self._tail if usage is None else f'}}],"usage":{to_json(usage.as_json())}}}\n\n'
         return f'{self._open}{index},{body},"logprobs":{told},"finish_reason":null{more}{tail}'.encode()
+
+    def burst(self, index: int, texts: Sequence[bytes]) -> bytes:
+        """Deltas one after the other; each text is the inside of a JSON string."""
+        around = self._around.get(index)
+        if around is None:
+            opening = '"delta":{"content":"' if self._chat else '"text":"'
+            closing = '"}' if self._chat else '"'
+            before = f"{self._open}{index},{opening}".encode()
+            after = f'{closing},"logprobs":null,"finish_reason":null{self._tail}'.encode()
+            around = self._around[index] = (before, after, after + before)
+        before, after, between = around
+        return before + between.join(texts) + after
 
     def reasoning(self, index: int, text: str) -> bytes:
         """A delta of what the model thinks aloud, in the field that DeepSeek's API gave it."""
