@@ -76,5 +76,6 @@ class DecodeRole:
                 param="prompt_tokens",
             )
         require_exchangeable(sessions.engine.manifest(tokens), ticket.manifest)
+        await sessions.claim_flow(record)
         link = sessions.attachment.require()
         record.source = await link.open_source(ticket, deadline_s=message.transfer_deadline_s)

@@ -12,6 +12,7 @@ from structlog.typing import FilteringBoundLogger
 from isthmus_ingress.cancels import Cancels
 from isthmus_ingress.itl_ledger import ItlLedger
 from isthmus_ingress.outbox import Outbox
+from isthmus_ingress.releases import Releases
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import (
     Answered,
@@ -23,11 +24,15 @@ from isthmus_ingress.saga_types import (
     Effect,
     End,
     Event,
+    MoveWanted,
+    Noted,
     Output,
     Replanned,
     Routed,
     RouteFailed,
+    Save,
     SendCancel,
+    SendRelease,
     Start,
     StepBroke,
     Submit,
@@ -36,14 +41,16 @@ from isthmus_ingress.saga_types import (
 from isthmus_shared.bus.port import Bus
 from isthmus_shared.errors import IsthmusError, ProtocolViolation
 from isthmus_shared.ids import Incarnation, RequestId, TransferId
+from isthmus_shared.kv.negotiate import kv_form
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.quick import Facts, QuickEvent
-from isthmus_shared.messages.route import Route, RouteReply, RouteRequest
+from isthmus_shared.messages.route import Route, RouteReply, RouteRequest, StagedKv
 from isthmus_shared.messages.work import (
     Ack,
     Cancel,
     SamplingParams,
+    SaveSequence,
     SequenceEvent,
     StartDecode,
     SubmitDecode,
@@ -53,7 +60,7 @@ from isthmus_shared.messages.work import (
 from isthmus_shared.metrics import Metrics
 from isthmus_shared.tracing import NULL_SPAN, NullTracing, Span, Tracing
 
-E = TypeVar("E", AskRoute, Submit, Start, SendCancel)
+E = TypeVar("E", AskRoute, Submit, Start, Save, SendCancel, SendRelease)
 
 ROUTE_TIMEOUT_S = 1.0
 """The planner answers out of its memory. Two tries of it fit in the 3 s within which a client learns that there is
@@ -87,6 +94,8 @@ class Deps:
     tracing: Tracing = field(default_factory=NullTracing)
     itl_target_s: float = 0.0
     """Between two tokens of a stream; 0 is none."""
+    releases: Releases | None = None
+    """None: whoever retains something for us finds out by its own deadline."""
 
 
 class RunningSaga:
@@ -112,14 +121,30 @@ class RunningSaga:
         self.route: Route | None = None
         """The latest."""
         self._timer: asyncio.TimerHandle | None = None
+        self._move_over: asyncio.Event | None = None
         self._ledger = ItlLedger(target_s=deps.itl_target_s)
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.work.prompt) + len(self.saga.output)
 
     def start(self) -> None:
         self.feed(Begin())
 
+    async def move(self, wanted: MoveWanted) -> None:
+        """Returns when its sequence has left that worker, or stays there."""
+        over = self._move_over = asyncio.Event()
+        self.feed(wanted)
+        if self.saga.moving:
+            await over.wait()
+
     def feed(self, event: Event) -> None:
         """Handle an event now. Never waits."""
         ended = self._execute(self.saga.handle(event, now_s=self._loop.time()))
+        if self._move_over is not None and not self.saga.moving:
+            self._move_over.set()
+            self._move_over = None
         if ended:
             if self._timer is not None:
                 self._timer.cancel()
@@ -188,8 +213,22 @@ class RunningSaga:
                     self._spawn(self._submit, effect)
                 case Start():
                     self._spawn(self._start, effect)
+                case Save():
+                    self._spawn(self._save, effect)
                 case SendCancel():
                     self._spawn(self._cancel, effect)
+                case SendRelease():
+                    releases = self._deps.releases
+                    if releases is not None and releases.add(effect.worker, self.work.request_id, effect.generation):
+                        self._spawn(self._release, effect)
+                case Noted():
+                    self._deps.metrics.recoveries.labels(effect.what).inc()
+                    self._deps.log.info(
+                        f"request.{effect.what}",
+                        request_id=self.work.request_id,
+                        generation=self.saga.generation,
+                        output_tokens=len(self.saga.output),
+                    )
                 case Replanned():
                     self._deps.metrics.replans.labels(effect.error.code).inc()
                     self._deps.log.warning(
@@ -205,7 +244,7 @@ class RunningSaga:
         return ended
 
     def _begin_attempt(self, effect: AskRoute) -> None:
-        if self._deps.tracing.enabled:
+        if self._deps.tracing.enabled and effect.moving is None:
             self._end_attempt(self.saga.error.code if self.saga.error is not None else "")
             self._attempt = self._deps.tracing.begin(
                 "attempt",
@@ -237,6 +276,7 @@ class RunningSaga:
             isl_tokens=len(self.work.prompt) + len(self.saga.output),
             max_osl_tokens=max(1, self.work.sampling.max_tokens - len(self.saga.output)),
             exclude=effect.exclude,
+            staged=self._staged(effect),
         )
         span = self._deps.tracing.begin("route", self._attempt.traceparent)
         try:
@@ -253,7 +293,8 @@ class RunningSaga:
             self.feed(RouteFailed(effect.generation, error))
             return
         span.end(mode=reply.route.mode.value, decode=reply.route.decode.worker_id)
-        self.route = reply.route
+        if effect.moving is None:
+            self.route = reply.route
         self.feed(Routed(effect.generation, reply.route))
 
     async def _submit(self, effect: Submit) -> None:
@@ -268,7 +309,9 @@ class RunningSaga:
         }
         if effect.role is Role.PREFILL:
             call, subject = Call.PREFILL, subjects.worker_prefill(effect.worker.worker_id)
-            data = SubmitPrefill(transfer_id=self.work.transfer_id, deadline_s=effect.deadline_s, **common).encode()
+            data = SubmitPrefill(
+                transfer_id=self.work.transfer_id, deadline_s=effect.deadline_s, retain_s=effect.retain_s, **common
+            ).encode()
         else:
             call, subject = Call.DECODE, subjects.worker_decode(effect.worker.worker_id)
             data = SubmitDecode(ticket=effect.ticket, transfer_deadline_s=effect.deadline_s, **common).encode()
@@ -281,6 +324,52 @@ class RunningSaga:
             return
         fault = reply.fault.to_error() if reply.fault is not None else None
         self.feed(Answered(call, effect.generation, reply.ticket, fault))
+
+    def _staged(self, effect: AskRoute) -> StagedKv | None:
+        """What is staged already, or will be by the worker that gives the sequence away."""
+        if effect.staged is not None:
+            manifest = effect.staged.manifest
+            return StagedKv(
+                relay=effect.staged.source,
+                tokens=manifest.prompt_tokens,
+                model_fingerprint=manifest.model_fingerprint,
+                kv_form=kv_form(manifest),
+            )
+        if effect.moving is not None:
+            there, known = effect.moving, self.known_tokens
+            return StagedKv(
+                relay=there.relay,
+                tokens=known - 1,
+                model_fingerprint=there.model_fingerprint,
+                kv_form=there.kv_form,
+            )
+        return None
+
+    async def _save(self, effect: Save) -> None:
+        message = SaveSequence(
+            request_id=self.work.request_id,
+            generation=effect.generation,
+            incarnation=effect.worker.incarnation,
+            transfer_id=self.work.transfer_id,
+            transfer_generation=effect.transfer_generation,
+            deadline_s=effect.deadline_s,
+            retain_s=effect.retain_s,
+        )
+        try:
+            subject = subjects.worker_save(effect.worker.worker_id)
+            answer = await self._deps.bus.request(
+                subject, message.encode(), timeout_s=WORKER_TIMEOUT_S, headers=self._attempt.headers
+            )
+            reply = SubmitReply.decode(answer.data)
+        except IsthmusError as error:
+            self.feed(Answered(Call.SAVE, effect.transfer_generation, error=error))
+            return
+        fault = reply.fault.to_error() if reply.fault is not None else None
+        self.feed(Answered(Call.SAVE, effect.transfer_generation, reply.ticket, fault))
+
+    async def _release(self, effect: SendRelease) -> None:
+        assert self._deps.releases is not None
+        await self._deps.releases.send(effect.worker)
 
     async def _start(self, effect: Start) -> None:
         message = StartDecode(

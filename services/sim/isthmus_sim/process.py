@@ -20,6 +20,7 @@ from isthmus_ingress.exchange import Limits
 from isthmus_ingress.frontend import Frontend
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.prepare import Preparer
+from isthmus_ingress.releases import Releases
 from isthmus_ingress.roster import Roster
 from isthmus_ingress.text import ModelText, Tokenizer, byte_level_alphabet
 from isthmus_planner.config import PlannerConfig
@@ -359,7 +360,16 @@ class SimIngress(Service):
             await hub.ready.wait()
             async with asyncio.TaskGroup() as work:
                 cancels = Cancels(bus, runtime.log)
-                deps = Deps(bus, subject, work, cancels, runtime.metrics, runtime.log, runtime.tracing)
+                deps = Deps(
+                    bus,
+                    subject,
+                    work,
+                    cancels,
+                    runtime.metrics,
+                    runtime.log,
+                    runtime.tracing,
+                    releases=Releases(bus),
+                )
                 limits = Limits(
                     config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight
                 )

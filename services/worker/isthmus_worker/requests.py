@@ -60,6 +60,8 @@ class Record:
     first_token_id: int | None = None
     """A StartDecode that came while its Submit was still being handled."""
     admitted_s: float = 0.0
+    claimed: bool = False
+    """Its flow is being fetched here, and nobody else of this worker may fetch it meanwhile."""
     sink: KvSink | None = None
     source: KvSource | None = None
     trace: WorkTrace | None = None
@@ -74,6 +76,11 @@ class Record:
     def flow(self) -> Flow | None:
         """Its transfer's name at the relay."""
         return None if self.transfer_id is None else (self.transfer_id, self.transfer_generation)
+
+    @property
+    def holds_flow(self) -> bool:
+        """Whether the engine may still touch its transfer's staging. (KV that was fetched is in its cache.)"""
+        return self.transfer_id is not None and (self.phase is not Phase.STREAMING or self.sink is not None)
 
     @property
     def needs_relay(self) -> bool:

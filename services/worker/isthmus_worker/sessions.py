@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from structlog.typing import FilteringBoundLogger
 
 from isthmus_shared.engines.port import Engine, EngineRequest, SequenceOutput, StepReport
-from isthmus_shared.errors import Cancelled, DeadlineExceeded, Draining, Fault, IsthmusError, StaleParty
+from isthmus_shared.errors import Cancelled, DeadlineExceeded, Draining, Fault, IsthmusError, StaleParty, Unavailable
 from isthmus_shared.ids import Incarnation, RequestId
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.work import (
@@ -39,6 +39,8 @@ from isthmus_worker.work_trace import WorkTrace
 Publish = Callable[[list[Addressed]], Awaitable[None]]
 
 REPLACED = Fault(code=Cancelled.code, what="a newer attempt at this request has come")
+LET_GO_S = 2.0
+"""For an engine's step to end, and with it an older attempt."""
 RELEASED = Fault(code=Cancelled.code, what="the request is over")
 DEADLINE = Fault(
     code=DeadlineExceeded.code,
@@ -50,9 +52,9 @@ DEADLINE = Fault(
 
 @dataclass(frozen=True, slots=True)
 class _Closing:
-    """A transfer whose sequence the engine is about to let go."""
+    """A record whose sequence the engine is about to let go, and its transfer with it."""
 
-    flow: Flow
+    record: Record
     fault: Fault
 
 
@@ -86,6 +88,8 @@ class Sessions:
         self._log = log
         self._tracing = tracing or NullTracing()
         self._closing: dict[RequestId, _Closing] = {}
+        self._claims: dict[Flow, asyncio.Event] = {}
+        """Flows that are being fetched here; set when one is let go."""
 
     # ------------------------------------------------------------------ in
 
@@ -143,6 +147,30 @@ class Sessions:
         if record.first_token_id is not None:
             self.engine.start_decode(record.engine_id, record.first_token_id)
 
+    async def claim_flow(self, record: Record) -> None:
+        """Before its source is opened: an earlier attempt of this worker's at the same flow must have let go of it.
+
+        Raises `Unavailable` if that takes too long.
+        """
+        flow = record.flow
+        assert flow is not None
+        try:
+            async with asyncio.timeout(LET_GO_S):
+                while (earlier := self._claims.get(flow)) is not None:
+                    await earlier.wait()
+        except TimeoutError:
+            raise Unavailable(
+                f"an earlier attempt at request {record.request_id} is still being ended", retry_after_s=1.0
+            ) from None
+        self._claims[flow] = asyncio.Event()
+        record.claimed = True
+
+    def _let_go(self, record: Record) -> None:
+        """Nothing here touches its flow any more."""
+        if record.claimed and record.flow is not None:
+            record.claimed = False
+            self._claims.pop(record.flow).set()
+
     def not_in_engine(self, record: Record, fault: Fault) -> None:
         """The submit came to nothing: what was opened for it is given back."""
         self.requests.end(record)
@@ -150,6 +178,7 @@ class Sessions:
             record.sink.abort(fault)
         if record.source is not None:
             record.source.release()
+        self._let_go(record)
         self._note_idle()
 
     def wanted(self, record: Record) -> None:
@@ -231,6 +260,7 @@ class Sessions:
             self.requests.stage(record)
         elif output.finish is not None:
             self.requests.end(record)
+            self._let_go(record)
             if record.is_prefill:  # no hand-over follows, so nobody will fetch what was staged
                 await self._abort_transfer(record.flow, _no_handover(output))
         elif not record.is_prefill and record.phase is not Phase.STREAMING:
@@ -245,6 +275,7 @@ class Sessions:
             took_s = asyncio.get_running_loop().time() - record.admitted_s
             self._metrics.worker_transfer_seconds.observe(took_s)
             record.source = None
+            self._let_go(record)
 
     async def fail(self, records: list[Record], fault: Fault) -> None:
         """Ends those records and tells their ingresses why."""
@@ -278,8 +309,8 @@ class Sessions:
             case Phase.OPENING:
                 await self._abort_transfer(record.flow, fault)  # hastens a waiting open
             case Phase.ACTIVE | Phase.STREAMING:
-                if record.flow is not None:
-                    self._closing[record.engine_id] = _Closing(record.flow, fault)
+                if record.holds_flow:
+                    self._closing[record.engine_id] = _Closing(record, fault)
                 self.engine.abort(record.engine_id)
             case Phase.STAGED:
                 await self._abort_transfer(record.flow, fault)
@@ -289,7 +320,8 @@ class Sessions:
         """The engine has let go of a sequence whose record had ended before."""
         closing = self._closing.pop(engine_id, None)
         if closing is not None:
-            await self._abort_transfer(closing.flow, closing.fault)
+            await self._abort_transfer(closing.record.flow, closing.fault)
+            self._let_go(closing.record)
 
     async def _abort_transfer(self, flow: Flow | None, fault: Fault) -> None:
         link = self.attachment.link
