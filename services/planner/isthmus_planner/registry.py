@@ -77,6 +77,14 @@ class Registry:
         return tuple(self._relays[key].beat for key in sorted(self._relays))
 
     @property
+    def relay_lives(self) -> frozenset[Incarnation]:
+        """Of relays that are alive, by their own word or that of a worker that holds on to one."""
+        own = {member.beat.relay.incarnation for member in self._relays.values()}
+        return frozenset(
+            own.union(m.beat.relay.incarnation for m in self._workers.values() if m.beat.relay is not None)
+        )
+
+    @property
     def ingresses(self) -> tuple[IngressHeartbeat, ...]:
         return tuple(self._ingresses[key].beat for key in sorted(self._ingresses))
 

@@ -88,7 +88,7 @@ class PlannerService:
             models=frozenset(self._registry.models),
             warm=now_s - self._started_s >= WARM_S,
             learned=self._estimates.live(),
-            relays=frozenset(beat.relay.incarnation for beat in self._registry.relays),
+            relays=self._registry.relay_lives,
         )
         metrics = self._runtime.metrics
         try:
