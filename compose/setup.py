@@ -14,6 +14,7 @@ NATS_CONF = """\
 port: 4222
 monitor_port: 8222
 max_payload: 1MB
+jetstream {{ store_dir: "/dev/shm/nats", max_memory_store: 16MB, max_file_store: 16MB }}
 authorization {{ user: isthmus, password: "{password}" }}
 """
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
+from isthmus_shared.bus.login import BusLogin
 from isthmus_shared.errors import ConfigInvalid
 from isthmus_shared.messages.health import HEARTBEAT_INTERVAL_S
 
@@ -33,6 +34,11 @@ MASK = "***"
 FILE_SUFFIX = "_FILE"
 MAX_FILE_BYTES = 64 * 1024
 """A setting, even a list of keys, is smaller; a larger file was named by mistake."""
+
+
+def secret_field(default: Any = None, *, description: str, **constraints: Any) -> Any:
+    """A field whose value never shows in a repr, a log or an error."""
+    return Field(default=default, description=description, json_schema_extra={"secret": True}, **constraints)
 
 
 class ServiceConfig(BaseModel):
@@ -50,6 +56,12 @@ class ServiceConfig(BaseModel):
         description="The bus server; `NATS_URL` is read when this is not set",
         json_schema_extra={"secret": "userinfo", "allowed": "nats://[user:password@]host:port or tls://…"},
     )
+    nats_nkey: str | None = secret_field(
+        min_length=1, description="Seed of the nkey of the user that the URL names, instead of a password"
+    )
+    nats_ca: Path | None = Field(default=None, description="PEM authorities of a tls:// server; else the system's")
+    nats_cert: Path | None = Field(default=None, description="PEM certificate to show the bus server")
+    nats_key: Path | None = Field(default=None, description="Its private key")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged")
     log_format: Literal["json", "console"] = Field(default="json", description="One JSON object a line, or for people")
     http_host: str = Field(default="127.0.0.1", min_length=1, description="Where /health and /metrics listen")
@@ -95,17 +107,16 @@ class ServiceConfig(BaseModel):
             )
         return loaded
 
+    @property
+    def bus_login(self) -> BusLogin:
+        return BusLogin(nkey=self.nats_nkey, ca=self.nats_ca, cert=self.nats_cert, key=self.nats_key)
+
     def masked(self) -> dict[str, Any]:
         """Every setting by field name, fit for a log: secrets are masked."""
         return {name: _mask(value, type(self).model_fields[name]) for name, value in self}
 
     def __repr_args__(self) -> typing.Iterable[tuple[str | None, Any]]:
         return list(self.masked().items())
-
-
-def secret_field(default: Any = None, *, description: str, **constraints: Any) -> Any:
-    """A field whose value never shows in a repr, a log or an error."""
-    return Field(default=default, description=description, json_schema_extra={"secret": True}, **constraints)
 
 
 @dataclass(frozen=True, slots=True)

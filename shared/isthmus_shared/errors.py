@@ -17,6 +17,7 @@
     │   ├── ChecksumMismatch
     │   └── StagingFull
     ├── StaleParty            an old incarnation or generation was named
+    ├── BusForbidden          the bus does not let this user say or hear that
     ├── ManifestMismatch      two sides cannot exchange this KV: names the field and both values
     ├── ProtocolViolation     a peer's bytes make no sense; the peer is closed
     ├── EngineFailed          the engine raised
@@ -155,6 +156,10 @@ class StagingFull(TransferFailed):
 
 class StaleParty(IsthmusError):
     code, http_status, retry = "stale_party", 503, Retry.ELSEWHERE
+
+
+class BusForbidden(IsthmusError):
+    code = "bus_forbidden"
 
 
 class ManifestMismatch(IsthmusError):

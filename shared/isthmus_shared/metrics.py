@@ -112,12 +112,16 @@ class Metrics:
         self.cancellations = self._counter("cancellations_total", "Requests ended by the client's leaving")
 
     def _planner(self) -> None:
+        self.routes_by_last_plan = self._counter(
+            "routes_by_last_plan_total", "Routes that the ingress took from the last plan, since no planner answered"
+        )
         self.routes = self._counter("routes_total", "Routes given or refused", "mode", "outcome")
         self.route_predicted_ttft_seconds = self._histogram(
             "route_predicted_ttft_seconds", "Predicted p50 of TTFT", TTFT_BUCKETS_S
         )
         self.workers = self._gauge("workers", "Workers known", "role", "state")
         self.workers_lost = self._counter("workers_lost_total", "Workers taken for dead", "cause")
+        self.role_changes = self._counter("role_changes_total", "Changes of workers' roles", "model", "to", "outcome")
 
     def _worker(self) -> None:
         self.engine_steps = self._counter("engine_steps_total", "Engine steps", "phase")

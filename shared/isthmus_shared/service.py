@@ -21,6 +21,7 @@ import isthmus_shared
 from isthmus_shared.bus.nats import NatsBus
 from isthmus_shared.bus.port import Bus, BusMessage
 from isthmus_shared.bus.subscribing import subscribed
+from isthmus_shared.bus.syntax import is_inbox
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError, PayloadTooLarge
 from isthmus_shared.health import HealthServer, Page
@@ -86,7 +87,8 @@ class ServiceRuntime(Generic[C]):
             if self._serve_http:  # first, so that it is seen to live while it waits for the bus
                 self.http_address = (await stack.enter_async_context(self._health_server())).address
             if self._bus is None:
-                bus = await NatsBus.connect(self.config.nats_url, name=f"{self._micro.name} {self.instance}")
+                name, login = f"{self._micro.name} {self.instance}", self.config.bus_login
+                bus = await NatsBus.connect(self.config.nats_url, name=name, login=login)
                 self._bus = await stack.enter_async_context(bus)
             if self._opens_tracing:
                 endpoint = self.config.otlp_endpoint if self.config.TRACES else None
@@ -233,7 +235,7 @@ class ServiceRuntime(Generic[C]):
         span = self.tracing.begin(served.endpoint.name, parent) if parent else NULL_SPAN
         incoming.set(parent)
         result, error = await self._result(served, message)
-        if message.reply is not None:
+        if message.reply is not None and is_inbox(message.reply):
             try:
                 await self._reply(served, message.reply, result)
             except IsthmusError as failure:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -174,3 +176,23 @@ async def test_streams_outlive_the_planner_and_a_new_one_knows_the_cluster(
     await cluster.until_idle()
     async with client(cluster.url) as http:
         assert_same(await complete(http, moment.cases[1]), expected[moment.cases[1]])
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "cut off"])
+async def test_new_requests_go_by_the_last_plan_while_no_planner_answers(
+    cluster: LocalCluster, expected: Expected, signal_number: signal.Signals
+) -> None:
+    await cluster.until_planned()
+    await cluster.until_led()
+    moment = MOMENTS["while all decode"]
+    pid = cluster.pid("planner")
+    os.kill(pid, signal_number)
+    try:
+        async with client(cluster.url) as http, asyncio.timeout(ANSWER_S):
+            answers = await asyncio.gather(*(complete(http, case) for case in moment.cases))
+    finally:
+        if signal_number is signal.SIGSTOP:
+            os.kill(pid, signal.SIGCONT)
+    for case, answer in zip(moment.cases, answers, strict=True):
+        assert_same(answer, expected[case])
+    await cluster.until_idle()

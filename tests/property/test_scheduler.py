@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from isthmus_shared.engines.kv_memory import MemoryKvTransfer
 from isthmus_shared.engines.port import EngineRequest
 from isthmus_shared.engines.scheduler import Scheduler, SchedulerLimits
-from isthmus_shared.engines.sequence import Batch, Phase, Sequence
+from isthmus_shared.engines.sequence import Batch, Phase, Sequence, Work
 from isthmus_shared.errors import ContextTooLong, NoCapacity
 from isthmus_shared.ids import RequestId
 from isthmus_shared.messages.work import SamplingParams
@@ -21,8 +21,14 @@ TOKEN = 1
 class SchedulerMachine(RuleBasedStateMachine):
     sequences = Bundle("sequences")
 
-    @initialize(blocks=st.integers(1, 6), running=st.integers(1, 4), chunk=st.integers(1, 9), waiting=st.integers(2, 8))
-    def begin(self, blocks: int, running: int, chunk: int, waiting: int) -> None:
+    @initialize(
+        blocks=st.integers(1, 6),
+        running=st.integers(1, 4),
+        chunk=st.integers(1, 9),
+        waiting=st.integers(2, 8),
+        cache=st.sampled_from([True, True, True, False]),
+    )
+    def begin(self, blocks: int, running: int, chunk: int, waiting: int, cache: bool) -> None:
         self.limits = SchedulerLimits(
             block_tokens=BLOCK_TOKENS,
             blocks_total=blocks,
@@ -30,7 +36,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_running=running,
             prefill_chunk_tokens=chunk,
             max_waiting=waiting,
+            prefix_cache=cache,
         )
+        self.cells: dict[tuple[int, int], object] = {}
+        """(block, place in it) → what was written there: (salt, position, token), or the sequence that loaded it."""
         self.scheduler = Scheduler(self.limits)
         self.alive: dict[int, Sequence] = {}
         self.ended: dict[int, Sequence] = {}
@@ -39,18 +48,22 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         target=sequences,
         prompt=st.integers(1, 12),
+        other=st.sampled_from([0, 0, 0, 5, 9]),
+        salt=st.sampled_from(["", "", "other"]),
         output=st.integers(1, 12),
         kind=st.sampled_from(["whole", "save", "load"]),
     )
-    def submit(self, prompt: int, output: int, kind: str) -> Sequence | None:
+    def submit(self, prompt: int, other: int, salt: str, output: int, kind: str) -> Sequence | None:
+        """The prompt's tokens are all alike but for the one at `other`, so that many prompts share a beginning."""
         self.names += 1
         transfer = MemoryKvTransfer(1)
         request = EngineRequest(
             RequestId(f"r{self.names}"),
-            (TOKEN,) * prompt,
+            tuple(TOKEN + (0 < other == i) for i in range(prompt)),
             SamplingParams(max_tokens=output),
             kv_save=transfer.sink if kind == "save" else None,
             kv_load=transfer.source if kind == "load" else None,
+            cache_salt=salt,
         )
         worst = prompt if kind == "save" else prompt + output - 1
         never = prompt + output > 22 or -(-worst // BLOCK_TOKENS) > self.limits.blocks_total
@@ -98,9 +111,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def a_step_raises(self) -> None:
         batch = self._scheduled()
         if batch.works:
-            self.scheduler.commit(batch, {})
+            self.scheduler.commit(batch, {}, {work.sequence.uid for work in batch.works})
             for sequence in list(self.scheduler.running):
                 self._finish(sequence)
+            self.scheduler.distrust()
+            assert len(self.scheduler.pool.prefixes) == self.scheduler.pool.idle == 0
 
     @invariant()
     def holds(self) -> None:
@@ -135,11 +150,31 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(work.block_table) * BLOCK_TOKENS >= work.end, "a token would be written outside its blocks"
             assert work.prefill or work.sample, "a decode that gives no token"
             assert not work.load or work.start == work.sequence.prompt_tokens
-        tables = [block for work in batch.works for block in work.block_table]
-        assert len(set(tables)) == len(tables), "two sequences write one block"
+        written = [
+            block for work in batch.works for block in work.block_table[self._first_written(work) // BLOCK_TOKENS :]
+        ]
+        assert len(set(written)) == len(written), "two sequences write one block"
+        assert not any(self.scheduler.pool.shared(block) for block in written), "a block that others use is written"
+        for work in batch.works:
+            self._write(work)
         decoding = [s for s in self.scheduler.running if not s.prefilling]
         assert {s.uid for s in decoding} <= {work.sequence.uid for work in batch.works}, "a decode was left out"
         return batch
+
+    @staticmethod
+    def _first_written(work: Work) -> int:
+        return 0 if work.load else work.start
+
+    def _write(self, work: Work) -> None:
+        sequence, salt = work.sequence, work.sequence.request.cache_salt
+        for position in range(self._first_written(work), work.end):
+            place = work.block_table[position // BLOCK_TOKENS], position % BLOCK_TOKENS
+            loaded = work.load and position < work.start
+            self.cells[place] = sequence.uid if loaded else (salt, position, sequence.tokens[position])
+        for position in range(work.start):
+            place = work.block_table[position // BLOCK_TOKENS], position % BLOCK_TOKENS
+            there = self.cells[place]
+            assert there in (sequence.uid, (salt, position, sequence.tokens[position])), "KV of another prefix"
 
     def _step(self) -> int:
         batch = self._scheduled()

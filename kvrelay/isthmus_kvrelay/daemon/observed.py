@@ -24,6 +24,11 @@ class HostCost:
         self._chunks = 0
         self._us: float | None = None
 
+    @property
+    def us_per_chunk(self) -> float | None:
+        """None until enough has been received."""
+        return self._us
+
     def measure(self, cpu_s: float, chunks: int) -> HostCostMeasured | None:
         """`cpu_s` and `chunks` since the process began; None while there is nothing new to say."""
         if self._cpu_s is None:

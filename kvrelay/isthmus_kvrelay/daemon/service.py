@@ -36,6 +36,8 @@ class RelayService:
         self._news = asyncio.Event()
         self._observed = Observed(runtime.metrics)
         self._host_cost = HostCost()
+        self._epoch = 0
+        """The highest of a leading planner that has set rates."""
         self.daemon = RelayDaemon(
             runtime.config.settings(runtime.incarnation),
             log=runtime.log,
@@ -83,10 +85,19 @@ class RelayService:
             slots_quarantined=stats.slots[SlotState.QUARANTINED],
             sent_bytes=stats.sent_bytes,
             received_bytes=stats.received_bytes,
+            host_s_per_byte=self._host_s_per_byte(stats.slot_bytes),
             clients=self.daemon.clients(),
         )
 
+    def _host_s_per_byte(self, slot_bytes: int) -> float | None:
+        us = self._host_cost.us_per_chunk
+        return us * 1e-6 / slot_bytes if us else None
+
     async def _take_rates(self, rates: RelayRates) -> None:
+        if 0 < rates.epoch < self._epoch:
+            self._runtime.log.warning("rates.stale", epoch=rates.epoch, seen=self._epoch)
+            return
+        self._epoch = max(self._epoch, rates.epoch)
         me = self._runtime.incarnation
         mine = tuple((lane.receiver, lane.bytes_per_s) for lane in rates.lanes if lane.sender == me)
         self.daemon.take(RatesSet(rates.default_bytes_per_s, mine, rates.valid_s))

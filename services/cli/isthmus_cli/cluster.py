@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus_cli import nats_server
+from isthmus_cli.bus_users import CLIENT, OPERATOR, RELAY_SECRET, users_of, write_urls
 from isthmus_cli.child import Child, Command
 from isthmus_cli.commands import Kind, Surroundings, commands
 from isthmus_cli.exits import Exit
@@ -22,6 +23,7 @@ from isthmus_cli.reporter import Reporter
 from isthmus_cli.spec import ClusterSpec
 from isthmus_cli.state import ClusterState, ProcessState, StateDir
 from isthmus_shared.errors import DeadlineExceeded, IsthmusError
+from isthmus_shared.secret_file import write_secret
 
 SECRET_BYTES = 32
 STOP_ORDER: tuple[tuple[Kind, ...], ...] = (
@@ -54,7 +56,7 @@ class Supervisor:
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         self._children: list[Child] = []
         self._ready = False
-        self._http_url = self._bus_url = ""
+        self._http_url = ""
         self._run_dir = Path()
         self._bus: nats_server.Keeper | None = None
 
@@ -66,9 +68,9 @@ class Supervisor:
             try:
                 model = chosen_model(spec.model.path)
                 async with nats_server.bus(
-                    self._options.nats_url, self._state_dir.logs / "nats.log", self._changed_bus
+                    self._options.nats_url, self._state_dir.logs / "nats.log", self._changed_bus, users_of(spec)
                 ) as bus:
-                    self._bus, self._bus_url = bus, bus.url
+                    self._bus = bus
                     return await self._supervise(self._plan(port, model))
             finally:
                 self._reporter.say("stopped", f"stopped; logs are in {self._state_dir.logs}")
@@ -79,15 +81,18 @@ class Supervisor:
         self._http_url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
         around = Surroundings(
             environ=self._options.environ,
-            bus_url=self._bus_url,
             model=model,
             logs=self._state_dir.logs,
             run_dir=self._run_dir,
-            relay_secret=secrets.token_hex(SECRET_BYTES),
+            secrets=self._run_dir / "secrets",
             port=port,
             cpus=os.cpu_count() or 1,
         )
-        return commands(self._spec, around)
+        plan = commands(self._spec, around)
+        assert self._bus is not None
+        write_urls(around.secrets, {command.name: self._bus.url_of(command.name) for command in plan})
+        write_secret(around.secrets / RELAY_SECRET, secrets.token_hex(SECRET_BYTES))
+        return plan
 
     async def _supervise(self, plan: Sequence[Command]) -> Exit:
         assert self._bus is not None
@@ -116,7 +121,7 @@ class Supervisor:
         watch = Watch.of(self._spec)
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
-                await watch_until_ready(self._bus_url, self._http_url, watch, self._reporter)
+                await watch_until_ready(self._url_of(OPERATOR), self._http_url, watch, self._reporter)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"the cluster was not ready within {self._options.start_timeout_s:g} s",
@@ -132,10 +137,13 @@ class Supervisor:
             "ready",
             f"{name} is ready at {self._http_url}/v1; try:\n  {curl}\n  {self._options.command} chat 'Hello'",
             http_url=self._http_url,
-            bus_url=self._bus_url,
+            bus_url="" if self._bus is None else self._bus.url,
             model=name,
             pid=os.getpid(),
         )
+
+    def _url_of(self, name: str) -> str:
+        return "" if self._bus is None else self._bus.url_of(name)
 
     async def _wait_for_stop(self) -> None:
         await self._stop.wait()
@@ -211,7 +219,8 @@ class Supervisor:
             ready=self._ready,
             model=self._spec.model.name,
             http_url=self._http_url,
-            bus_url=self._bus_url,
+            bus_url=self._url_of(OPERATOR),
+            client_bus_url=self._url_of(CLIENT),
             run_dir=str(self._run_dir),
             processes=tuple(processes),
         )

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from isthmus_cli.bus_users import INGRESS_ID, RELAY_SECRET, url_file
 from isthmus_cli.child import Command
 from isthmus_cli.spec import ClusterSpec, NodeSpec, WorkerSpec
+from isthmus_shared.config import FILE_SUFFIX
 
 PASSED_ON = ("ISTHMUS_LOG_LEVEL", "ISTHMUS_LOG_FORMAT", "ISTHMUS_OTLP_ENDPOINT")
 """Settings of the caller's that every process takes over. Others of ours are dropped: the cluster file says them."""
 MIB = 1024 * 1024
-INGRESS_ID = "ingress"
 
 
 class Kind(StrEnum):
@@ -31,12 +32,12 @@ class Surroundings:
     """What the file does not say."""
 
     environ: Mapping[str, str]
-    bus_url: str
     model: Path
     logs: Path
     run_dir: Path
     """Short enough for the sockets in it."""
-    relay_secret: str
+    secrets: Path
+    """Where each process finds its bus URL, and relays their secret (`bus_users`)."""
     port: int
     cpus: int
 
@@ -65,8 +66,15 @@ def _command(
         for key, value in around.environ.items()
         if (not key.startswith("ISTHMUS_") and key != "NATS_URL") or key in PASSED_ON
     }
-    env = {**inherited, "ISTHMUS_NATS_URL": around.bus_url, "PYTHONUNBUFFERED": "1", **spec.env, **settings}
+    url = {"ISTHMUS_NATS_URL_FILE": str(url_file(around.secrets, name))}
+    env = _said_once({**inherited, **url, "PYTHONUNBUFFERED": "1", **spec.env, **settings})
     return Command(name, kind.value, (sys.executable, "-m", module), env, around.logs / f"{name}.log")
+
+
+def _said_once(env: Mapping[str, str]) -> dict[str, str]:
+    """Without the file of a setting that the cluster file gives a value."""
+    twice = {name + FILE_SUFFIX for name, value in env.items() if value}
+    return {name: value for name, value in env.items() if name not in twice}
 
 
 def _planner(spec: ClusterSpec) -> dict[str, str]:
@@ -83,7 +91,7 @@ def _relay(node: NodeSpec, around: Surroundings) -> dict[str, str]:
         "ISTHMUS_RELAY_NODE_ID": node.id,
         "ISTHMUS_RELAY_SOCKET": str(socket_of(node, around)),
         "ISTHMUS_RELAY_POOL_BYTES": str(node.relay.pool_mib * MIB),
-        "ISTHMUS_RELAY_SECRET": around.relay_secret,
+        "ISTHMUS_RELAY_SECRET_FILE": str(around.secrets / RELAY_SECRET),
         **node.relay.env,
     }
 

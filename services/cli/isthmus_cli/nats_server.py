@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
+from isthmus_cli.bus_users import url_for
 from isthmus_cli.child import BACKOFF_MAX_S, BACKOFF_MIN_S, LIVED_WELL_S, MAX_QUICK_CRASHES, tail
+from isthmus_shared.bus.login import shown
 from isthmus_shared.bus.nats import NatsBus
 from isthmus_shared.bus.server import EmbeddedNats
+from isthmus_shared.bus.server_config import BusUser, accounts
 from isthmus_shared.errors import ConfigInvalid, Unavailable
 
 FOUND_S = 5.0
@@ -23,10 +27,27 @@ Changed = Callable[[str, int | None], None]
 class Keeper:
     """With a server of our own: `keep` restarts it on its port when it dies. With the user's: does nothing."""
 
-    def __init__(self, url: str, server: EmbeddedNats | None, log_path: Path, changed: Changed) -> None:
-        self.url, self.log_path = url, log_path
+    def __init__(
+        self,
+        url: str,
+        server: EmbeddedNats | None,
+        log_path: Path,
+        changed: Changed,
+        users: Mapping[str, BusUser] = MappingProxyType({}),
+    ) -> None:
+        self.log_path = log_path
+        self._url, self._users = url, users
         self.restarts = 0
         self._server, self._changed = server, changed
+
+    @property
+    def url(self) -> str:
+        """Fit to be shown."""
+        return shown(self._url)
+
+    def url_of(self, name: str) -> str:
+        """For that process, with its own user and password where the server is ours."""
+        return url_for(self._url, self._users.get(name))
 
     @property
     def pid(self) -> int | None:
@@ -67,8 +88,8 @@ def checked(url: str) -> str:
 
 
 @asynccontextmanager
-async def bus(url: str | None, log_path: Path, changed: Changed) -> AsyncIterator[Keeper]:
-    """Our own server unless `url` names one; it is stopped when the context is left.
+async def bus(url: str | None, log_path: Path, changed: Changed, users: Mapping[str, BusUser]) -> AsyncIterator[Keeper]:
+    """Our own server, for those users, unless `url` names one; it is stopped when the context is left.
 
     Raises `ConfigInvalid` or `BusDisconnected` when there is no server at `url`.
     """
@@ -77,8 +98,9 @@ async def bus(url: str | None, log_path: Path, changed: Changed) -> AsyncIterato
         await probe.close()
         yield Keeper(url, None, log_path, changed)
         return
-    async with EmbeddedNats(log_path=log_path) as server:
-        yield Keeper(server.url, server, log_path, changed)
+    settings = accounts(list(users.values()), jetstream=True)
+    async with EmbeddedNats(log_path=log_path, settings=settings) as server:
+        yield Keeper(server.url, server, log_path, changed, users)
 
 
 async def _ended(pid: int | None) -> None:

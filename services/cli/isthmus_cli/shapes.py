@@ -40,7 +40,7 @@ SHAPES: Mapping[str, Shape] = {
             "pid?": "of the process, or with `ready` of the supervisor; null when it ended",
             "log?": "its file",
             "http_url?": "with `ready`",
-            "bus_url?": "with `ready`",
+            "bus_url?": "with `ready`: without user and password",
             "model?": "with `ready`: its name for clients",
             "code?": "with `failed`: the error's",
         },

@@ -20,6 +20,9 @@ MAX_PROCESSES = 64
 MAX_PROBLEMS = 10
 """Shown at once; a file with more is better read from its top."""
 
+OTHER_NAMES = ("nats-server", "planner", "ingress", "operator", "client")
+"""Of processes, and of users of the bus."""
+
 Engine = Literal["reference", "sim", "vllm"]
 Mode = Literal["disaggregated", "aggregated", "auto"]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
@@ -108,7 +111,7 @@ class ClusterSpec(_Spec):
             twice = sorted({name for name in ids if ids.count(name) > 1})
             if twice:
                 raise ValueError(f"{what} id {twice[0]!r} is used twice; every {what} needs its own")
-        processes = {"nats-server", "planner", "ingress", *(f"relay-{node.id}" for node in self.nodes)}
+        processes = {*OTHER_NAMES, *(f"relay-{node.id}" for node in self.nodes)}
         taken = sorted(processes.intersection(worker.id for worker in self.workers))
         if taken:
             raise ValueError(f"worker id {taken[0]!r} is the name of another process of the cluster")

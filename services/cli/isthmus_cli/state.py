@@ -9,10 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from isthmus_shared.bus.login import shown
 from isthmus_shared.errors import ConfigInvalid, Unavailable
 
 DEFAULT_STATE_DIR = Path(".isthmus")
@@ -31,7 +32,7 @@ class ProcessState(BaseModel):
 
 
 class ClusterState(BaseModel):
-    """`cluster.json`. Readable by its owner only: the bus URL may hold a password."""
+    """`cluster.json`. Readable by its owner only: the bus' URLs hold passwords."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,8 +41,16 @@ class ClusterState(BaseModel):
     model: str
     http_url: str
     bus_url: str
+    """To look with: the operator's."""
+    client_bus_url: str = ""
+    """To ask over the bus with."""
     run_dir: str
     processes: tuple[ProcessState, ...] = ()
+
+    def as_fields(self) -> dict[str, Any]:
+        """Fit to be shown: without the passwords."""
+        fields = self.model_dump(mode="json")
+        return fields | {name: shown(fields[name]) for name in ("bus_url", "client_bus_url")}
 
 
 class StateDir:

@@ -27,7 +27,7 @@ async def fetch(bus_url: str) -> ClusterView:
 def as_fields(cluster: ClusterState | None, view: ClusterView | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"view": None if view is None else view.model_dump(mode="json")}
     if cluster is not None:
-        fields["cluster"] = cluster.model_dump(mode="json")
+        fields["cluster"] = cluster.as_fields()
     return fields
 
 
@@ -35,7 +35,7 @@ def tables(cluster: ClusterState | None, view: ClusterView) -> list[RenderableTy
     shown: list[RenderableType] = []
     if cluster is not None:
         shown.append(Text.assemble((cluster.model, "bold"), f" at {cluster.http_url}/v1"))
-    shown += [_workers(view), _relays(view), _ingresses(view)]
+    shown += [_workers(view), _relays(view), _ingresses(view), _planners(view)]
     if cluster is not None:
         shown.append(_processes(cluster))
     return shown
@@ -88,6 +88,14 @@ def _ingresses(view: ClusterView) -> Table:
     for beat in view.ingresses:
         cells = (beat.ingress_id, beat.state.value, beat.http_address or "", str(beat.requests_in_flight))
         table.add_row(*cells, *_foreseen(beat.ttft), *_foreseen(beat.itl))
+    return table
+
+
+def _planners(view: ClusterView) -> Table:
+    table = _table("planners", "life", "state", "leads", "epoch", "routes", "problem")
+    for beat in view.planners:
+        leads = ("yes", str(beat.epoch)) if beat.leader else ("no", "")
+        table.add_row(beat.incarnation, beat.state.value, *leads, str(beat.routes_total), beat.leader_problem)
     return table
 
 

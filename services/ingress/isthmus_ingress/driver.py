@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
-from structlog.typing import FilteringBoundLogger
-
-from isthmus_ingress.cancels import Cancels
+from isthmus_ingress.calls import Calls
+from isthmus_ingress.calls import Deps as Deps
+from isthmus_ingress.calls import Work as Work
 from isthmus_ingress.itl_ledger import ItlLedger
 from isthmus_ingress.outbox import Outbox
-from isthmus_ingress.releases import Releases
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import (
-    Answered,
     AskRoute,
     Begin,
-    Call,
     ClientGone,
     Deliver,
     Effect,
@@ -38,64 +34,16 @@ from isthmus_ingress.saga_types import (
     Submit,
     Tick,
 )
-from isthmus_shared.bus.port import Bus
-from isthmus_shared.errors import IsthmusError, ProtocolViolation
-from isthmus_shared.ids import Incarnation, RequestId, TransferId
-from isthmus_shared.kv.negotiate import kv_form
-from isthmus_shared.messages import subjects
-from isthmus_shared.messages.health import Role
+from isthmus_shared.errors import IsthmusError
+from isthmus_shared.ids import Incarnation
 from isthmus_shared.messages.quick import Facts, QuickEvent
-from isthmus_shared.messages.route import Route, RouteReply, RouteRequest, StagedKv
+from isthmus_shared.messages.route import Route
 from isthmus_shared.messages.work import (
-    Ack,
-    Cancel,
-    SamplingParams,
-    SaveSequence,
     SequenceEvent,
-    StartDecode,
-    SubmitDecode,
-    SubmitPrefill,
-    SubmitReply,
 )
-from isthmus_shared.metrics import Metrics
-from isthmus_shared.tracing import NULL_SPAN, NullTracing, Span, Tracing
+from isthmus_shared.tracing import NULL_SPAN, Span
 
 E = TypeVar("E", AskRoute, Submit, Start, Save, SendCancel, SendRelease)
-
-ROUTE_TIMEOUT_S = 1.0
-"""The planner answers out of its memory. Two tries of it fit in the 3 s within which a client learns that there is
-no planner."""
-WORKER_TIMEOUT_S = 5.0
-"""For a submit or a start to be answered: workers answer at once, before they compute anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a saga's messages are made of."""
-
-    request_id: RequestId
-    transfer_id: TransferId
-    model: str
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Deps:
-    """What all sagas of an ingress share."""
-
-    bus: Bus
-    events_subject: str
-    tasks: asyncio.TaskGroup
-    """Outlives any one request: a Cancel goes on when its client has long left."""
-    cancels: Cancels
-    metrics: Metrics
-    log: FilteringBoundLogger
-    tracing: Tracing = field(default_factory=NullTracing)
-    itl_target_s: float = 0.0
-    """Between two tokens of a stream; 0 is none."""
-    releases: Releases | None = None
-    """None: whoever retains something for us finds out by its own deadline."""
 
 
 class RunningSaga:
@@ -122,6 +70,7 @@ class RunningSaga:
         """The latest."""
         self._timer: asyncio.TimerHandle | None = None
         self._move_over: asyncio.Event | None = None
+        self._calls = Calls(work, deps)
         self._ledger = ItlLedger(target_s=deps.itl_target_s)
 
     @property
@@ -270,131 +219,30 @@ class RunningSaga:
             self.feed(StepBroke(IsthmusError("the ingress met a bug in this request", todo="see its log")))
 
     async def _ask_route(self, effect: AskRoute) -> None:
-        request = RouteRequest(
-            request_id=self.work.request_id,
-            model=self.work.model,
-            isl_tokens=len(self.work.prompt) + len(self.saga.output),
-            max_osl_tokens=max(1, self.work.sampling.max_tokens - len(self.saga.output)),
-            exclude=effect.exclude,
-            staged=self._staged(effect),
-        )
         span = self._deps.tracing.begin("route", self._attempt.traceparent)
         try:
-            answer = await self._deps.bus.request(
-                subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S, headers=span.headers
-            )
-            reply = RouteReply.decode(answer.data)
-            if reply.fault is not None:
-                raise reply.fault.to_error()
-            if reply.route is None:
-                raise ProtocolViolation("the planner answered with neither a route nor a fault")
+            route = await self._calls.route(effect, tuple(self.saga.output), span.headers)
         except IsthmusError as error:
             span.end(error=error.code)
             self.feed(RouteFailed(effect.generation, error))
             return
-        span.end(mode=reply.route.mode.value, decode=reply.route.decode.worker_id)
+        span.end(mode=route.mode.value, decode=route.decode.worker_id)
         if effect.moving is None:
-            self.route = reply.route
-        self.feed(Routed(effect.generation, reply.route))
+            self.route = route
+        self.feed(Routed(effect.generation, route))
 
     async def _submit(self, effect: Submit) -> None:
-        common = {
-            "request_id": self.work.request_id,
-            "generation": effect.generation,
-            "incarnation": effect.worker.incarnation,
-            "events_subject": self._deps.events_subject,
-            "token_ids": self.work.prompt + effect.output,
-            "output_offset": len(effect.output),
-            "sampling": self.work.sampling,
-        }
-        if effect.role is Role.PREFILL:
-            call, subject = Call.PREFILL, subjects.worker_prefill(effect.worker.worker_id)
-            data = SubmitPrefill(
-                transfer_id=self.work.transfer_id, deadline_s=effect.deadline_s, retain_s=effect.retain_s, **common
-            ).encode()
-        else:
-            call, subject = Call.DECODE, subjects.worker_decode(effect.worker.worker_id)
-            data = SubmitDecode(ticket=effect.ticket, transfer_deadline_s=effect.deadline_s, **common).encode()
-        try:
-            headers = self._attempt.headers
-            answer = await self._deps.bus.request(subject, data, timeout_s=WORKER_TIMEOUT_S, headers=headers)
-            reply = SubmitReply.decode(answer.data)
-        except IsthmusError as error:
-            self.feed(Answered(call, effect.generation, error=error))
-            return
-        fault = reply.fault.to_error() if reply.fault is not None else None
-        self.feed(Answered(call, effect.generation, reply.ticket, fault))
+        self.feed(await self._calls.submit(effect, self._attempt.headers))
 
-    def _staged(self, effect: AskRoute) -> StagedKv | None:
-        """What is staged already, or will be by the worker that gives the sequence away."""
-        if effect.staged is not None:
-            manifest = effect.staged.manifest
-            return StagedKv(
-                relay=effect.staged.source,
-                tokens=manifest.prompt_tokens,
-                model_fingerprint=manifest.model_fingerprint,
-                kv_form=kv_form(manifest),
-            )
-        if effect.moving is not None:
-            there, known = effect.moving, self.known_tokens
-            return StagedKv(
-                relay=there.relay,
-                tokens=known - 1,
-                model_fingerprint=there.model_fingerprint,
-                kv_form=there.kv_form,
-            )
-        return None
+    async def _start(self, effect: Start) -> None:
+        self.feed(await self._calls.start(effect, self._attempt.headers))
 
     async def _save(self, effect: Save) -> None:
-        message = SaveSequence(
-            request_id=self.work.request_id,
-            generation=effect.generation,
-            incarnation=effect.worker.incarnation,
-            transfer_id=self.work.transfer_id,
-            transfer_generation=effect.transfer_generation,
-            deadline_s=effect.deadline_s,
-            retain_s=effect.retain_s,
-        )
-        try:
-            subject = subjects.worker_save(effect.worker.worker_id)
-            answer = await self._deps.bus.request(
-                subject, message.encode(), timeout_s=WORKER_TIMEOUT_S, headers=self._attempt.headers
-            )
-            reply = SubmitReply.decode(answer.data)
-        except IsthmusError as error:
-            self.feed(Answered(Call.SAVE, effect.transfer_generation, error=error))
-            return
-        fault = reply.fault.to_error() if reply.fault is not None else None
-        self.feed(Answered(Call.SAVE, effect.transfer_generation, reply.ticket, fault))
+        self.feed(await self._calls.save(effect, self._attempt.headers))
+
+    async def _cancel(self, effect: SendCancel) -> None:
+        await self._calls.cancel(effect)
 
     async def _release(self, effect: SendRelease) -> None:
         assert self._deps.releases is not None
         await self._deps.releases.send(effect.worker)
-
-    async def _start(self, effect: Start) -> None:
-        message = StartDecode(
-            request_id=self.work.request_id,
-            generation=effect.generation,
-            incarnation=effect.worker.incarnation,
-            first_token_id=effect.first_token_id,
-        )
-        error: IsthmusError | None = None
-        try:
-            subject = subjects.worker_start(effect.worker.worker_id)
-            answer = await self._deps.bus.request(
-                subject, message.encode(), timeout_s=WORKER_TIMEOUT_S, headers=self._attempt.headers
-            )
-            fault = Ack.decode(answer.data).fault
-            error = fault.to_error() if fault is not None else None
-        except IsthmusError as failure:
-            error = failure
-        self.feed(Answered(Call.START, effect.generation, error=error))
-
-    async def _cancel(self, effect: SendCancel) -> None:
-        message = Cancel(
-            request_id=self.work.request_id,
-            generation=effect.generation,
-            incarnation=effect.worker.incarnation,
-            reason=effect.reason,
-        )
-        await self._deps.cancels.send(effect.worker.worker_id, message)

@@ -23,6 +23,7 @@ from isthmus_ingress.saga_types import ClientGone, Deliver, End, StopFound
 from isthmus_ingress.text import ModelText
 from isthmus_shared.errors import Cancelled, IsthmusError
 from isthmus_shared.ids import RequestId, TransferId, new_id
+from isthmus_shared.prefix import prefix_hashes
 from isthmus_shared.tracing import Span, Tracing
 
 
@@ -91,7 +92,9 @@ class Exchange:
         self._first_s: list[float | None] = [None] * len(self.choices)
         self._last_s: list[float | None] = [None] * len(self.choices)
         """When each choice last had tokens."""
-        self._cached = [0] * len(prepared.prompts)
+        self._cached: list[int | None] = [None] * len(prepared.prompts)
+        """Of each prompt, before its first choice computed it."""
+        self._prefixes = [prefix_hashes(prompt.token_ids, prepared.cache_salt) for prompt in prepared.prompts]
         self._open = len(self.choices)
         self.outcome: str | None = None
         """A code, once something else than the end of all choices has ended it."""
@@ -117,6 +120,8 @@ class Exchange:
             model=self.prepared.model.name,
             prompt=self.prepared.prompts[choice.prompt].token_ids,
             sampling=sampling,
+            cache_salt=self.prepared.cache_salt,
+            prefix=self._prefixes[choice.prompt],
         )
         saga = Saga(
             max_tokens=sampling.max_tokens,
@@ -143,7 +148,7 @@ class Exchange:
     def usage(self) -> Usage:
         """So far."""
         completion = sum(choice.tokens for choice in self.choices)
-        return Usage(self.prepared.prompt_tokens, completion, sum(self._cached))
+        return Usage(self.prepared.prompt_tokens, completion, sum(cached or 0 for cached in self._cached))
 
     async def updates(self) -> list[Update]:
         """What has come since the last call, waiting for something. Raises the request's error, or `Cancelled`
@@ -190,8 +195,9 @@ class Exchange:
     def _take(self, choice: Choice, deliver: Deliver, updates: list[Update]) -> None:
         piece = choice.take(deliver)
         self._time(choice.index, len(piece.token_ids))
-        if deliver.cached_tokens > self._cached[choice.prompt]:
-            self._cached[choice.prompt] = deliver.cached_tokens
+        if deliver.output_index == 0:
+            known = self._cached[choice.prompt]
+            self._cached[choice.prompt] = deliver.cached_tokens if known is None else min(known, deliver.cached_tokens)
         updates.append((choice, piece))
         if piece.stopped:
             self._sagas[choice.index].feed(StopFound())

@@ -15,7 +15,8 @@ from starlette.routing import Route
 import isthmus_shared
 from isthmus_ingress.frontend import Frontend
 from isthmus_ingress.generate import GenerateEndpoint, HttpLimits
-from isthmus_ingress.http_wire import Message, Receive, Scope, Send, check_json, header, read_body, send_error
+from isthmus_ingress.http_exchange import WIRE, Message, Receive, Scope, Send
+from isthmus_ingress.http_wire import check_json, header, read_body, send_error
 from isthmus_ingress.openai.body import parse_object
 from isthmus_ingress.openai.errors import (
     MethodNotAllowed,
@@ -73,7 +74,7 @@ class ApiApp:
                 return
         generate = self._generate.get(path)
         if generate is not None and scope["method"] == "POST":
-            await generate(scope, receive, send, request_id, tenant)
+            await generate(scope[WIRE], request_id, tenant)
             return
 
         scope["isthmus.request_id"] = request_id

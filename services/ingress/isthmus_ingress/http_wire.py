@@ -1,204 +1,24 @@
-"""HTTP on the wire: uvicorn with httptools on the caller's loop, a request's body read within bounds, and errors."""
+"""What both kinds of endpoint need of HTTP: headers, a body read within bounds, answers in JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from http import HTTPStatus
-from typing import Any
 
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
+from isthmus_ingress.http_exchange import Receive, Scope, Send
 from isthmus_ingress.openai.errors import (
     BODY,
-    HeadTooLarge,
     RequestTimeout,
     UnsupportedMediaType,
     error_headers,
     error_json,
 )
-from isthmus_shared.errors import Cancelled, ConfigInvalid, InvalidRequest, IsthmusError, PayloadTooLarge
+from isthmus_shared.errors import Cancelled, IsthmusError, PayloadTooLarge
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
-ABORT = "isthmus.abort"
-"""In a scope's extensions: a function that drops the connection at once, unsent bytes included."""
 LINGER_S = 1.0
 LINGER_BYTES = 32 * 1024 * 1024
 """After a refusal the rest of a body is thrown away for so long and so much, so that the client reads the answer
 instead of a reset connection."""
-KEEP_ALIVE_S = 65
-"""An idle connection; longer than the 60 s of common load balancers, so that they close first."""
-BACKLOG = 2048
-HEAD_TIMEOUT_S = 30.0
-"""From a connection's opening, or a request's first byte, to the end of its head; a head is one packet or two."""
-MAX_HEAD_BYTES = 64 * 1024
-"""Of a request's line and headers; browsers and proxies stay below 16 KiB."""
-
-
-class _Config(uvicorn.Config):
-    def __init__(self, app: Any, *, head_timeout_s: float, grace_s: float) -> None:
-        self.head_timeout_s = head_timeout_s
-        super().__init__(
-            app,
-            http=ApiProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, int(grace_s)),
-        )
-
-
-class ApiProtocol(HttpToolsProtocol):
-    """Small writes leave at once, an application can drop its connection, and a request's head is bounded in size and
-    time (uvicorn bounds neither)."""
-
-    def __init__(self, config: _Config, *args: Any, **more: Any) -> None:
-        super().__init__(config, *args, **more)
-        self._head_timeout_s = config.head_timeout_s
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
-        self._in_head = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        connection = transport.get_extra_info("socket")
-        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        super().connection_made(transport)
-        self._expect_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_has_come()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        was_in_head = self._in_head
-        super().data_received(data)
-        if was_in_head and self._in_head:  # one header that does not end is nobody's callback
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse(_head_too_large())
-        answered = self.cycle is None or self.cycle.response_complete
-        if answered and self.timeout_keep_alive_task is None:  # whatever has come, it was no whole head
-            self._expect_head()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
-        self._in_head, self._head_bytes = True, 0
-        self._expect_head()
-
-    def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value))
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._head_has_come()
-        super().on_headers_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(_head_too_large())
-        else:
-            self._refuse(InvalidRequest("the bytes are not an HTTP request", why=msg))
-
-    def _count_head(self, size_bytes: int) -> None:
-        self._head_bytes += size_bytes
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError("the head is too large")  # ends the parser, which ends in `send_400_response`
-
-    def _expect_head(self) -> None:
-        if self._head_timer is None and not self.transport.is_closing():
-            self._head_timer = self.loop.call_later(self._head_timeout_s, self._head_is_late)
-
-    def _head_has_come(self) -> None:
-        self._in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _head_is_late(self) -> None:
-        self._head_timer = None
-        if self._in_head:
-            why = f"{self._head_timeout_s:g} s are allowed"
-            self._refuse(RequestTimeout("the request's head did not come in time", why=why))
-        else:
-            self.transport.close()
-
-    def _refuse(self, error: IsthmusError) -> None:
-        body, status = error_json(error), HTTPStatus(error.http_status)
-        head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode("ascii") + body)
-        self.transport.close()
-
-
-def _head_too_large() -> HeadTooLarge:
-    return HeadTooLarge("the request's line and headers are too large", why=f"{MAX_HEAD_BYTES} bytes are allowed")
-
-
-class ApiServer(uvicorn.Server):
-    """Serves an ASGI application until told to stop; signals stay with the process' own handlers."""
-
-    def __init__(self, app: Any, *, grace_s: float, head_timeout_s: float = HEAD_TIMEOUT_S) -> None:
-        super().__init__(_Config(app, head_timeout_s=head_timeout_s, grace_s=grace_s))
-        self._stopping = asyncio.Event()
-
-    async def main_loop(self) -> None:
-        """Renew the date header once a second (every tenth tick of uvicorn's own count), without its polling."""
-        tick = 0
-        while not await self.on_tick(tick):
-            tick += 10
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._stopping.wait()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def stop(self) -> None:
-        """No new connections; those in use may end what they are doing."""
-        self.should_exit = True
-        self._stopping.set()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `ConfigInvalid` when the address can't be had."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, proto)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(BACKLOG)
-            listener.setblocking(False)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        why = error.strerror or str(error)
-        todo = "set ISTHMUS_INGRESS_HOST and ISTHMUS_INGRESS_PORT (0 takes a free port)"
-        raise ConfigInvalid(
-            f"cannot listen on {host}:{port}", why=why, todo=todo, param="ISTHMUS_INGRESS_PORT"
-        ) from error
-    return listener
 
 
 def header(scope: Scope, name: bytes) -> str | None:

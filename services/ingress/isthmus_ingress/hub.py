@@ -7,6 +7,7 @@ import asyncio
 from structlog.typing import FilteringBoundLogger
 
 from isthmus_ingress.driver import RunningSaga
+from isthmus_ingress.last_plan import LastPlan
 from isthmus_ingress.recent import RecentLatencies
 from isthmus_ingress.roster import Roster
 from isthmus_ingress.saga_types import BusBack, Event, MoveWanted, WorkerGone
@@ -16,6 +17,7 @@ from isthmus_shared.ids import RequestId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import WorkerHeartbeat, WorkerLost
 from isthmus_shared.messages.quick import QuickSteps, read_steps
+from isthmus_shared.messages.route import RoutePlan
 from isthmus_shared.messages.work import MoveRequests, StepEvents
 from isthmus_shared.metrics import Metrics
 
@@ -36,6 +38,7 @@ class Hub:
     ) -> None:
         self.roster = roster
         self.recent = RecentLatencies()
+        self.last_plan = LastPlan()
         self.ready = asyncio.Event()
         """Set once everything is subscribed."""
         self.knows_model = asyncio.Event()
@@ -64,12 +67,14 @@ class Hub:
             self._bus.subscribe(subjects.HEARTBEAT_WORKER) as beats,
             self._bus.subscribe(subjects.WORKER_LOST) as lost,
             self._bus.subscribe(subjects.MOVE_REQUESTS) as moves,
+            self._bus.subscribe(subjects.PLAN) as plans,
             asyncio.TaskGroup() as tasks,
         ):
             tasks.create_task(self._read_events(events))
             tasks.create_task(self._read_beats(beats))
             tasks.create_task(self._read_lost(lost))
             tasks.create_task(self._read_moves(moves))
+            tasks.create_task(self._read_plans(plans))
             tasks.create_task(self._watch())
             self.ready.set()
 
@@ -154,6 +159,14 @@ class Hub:
             for saga in sagas:
                 tasks.create_task(move(saga))
 
+    async def _read_plans(self, plans: Subscription) -> None:
+        loop = asyncio.get_running_loop()
+        async for message in plans:
+            try:
+                self.last_plan.take(RoutePlan.decode(message.data), now_s=loop.time())
+            except ProtocolViolation as error:
+                self._malformed(message.subject, error)
+
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         looked_s = loop.time()
@@ -174,6 +187,7 @@ class Hub:
 
     def tell_gone(self, gone: WorkerGone) -> None:
         self._log.warning("worker.gone", worker_incarnation=gone.incarnation, why=gone.why, certain=gone.certain)
+        self.last_plan.gone(gone.incarnation)
         self._tell(gone)
 
     def _tell(self, event: Event) -> None:

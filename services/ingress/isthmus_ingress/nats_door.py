@@ -6,8 +6,8 @@ one carries `isthmus-end: true`. A chunk message is a JSON (or msgpack) list of 
 error object with its HTTP status in `isthmus-status`, and is always the last message. Where the server has API keys,
 the header `authorization` brings one, as over HTTP.
 
-There is no connection to lose, so a caller that wants to stop early names a subject in `isthmus-cancel` and publishes
-anything to it.
+There is no connection to lose, so a caller that wants to stop early names a subject in `isthmus-cancel`, of the form
+``isthmus.v1.api.cancel.<its bus user>.<an id>``, and publishes anything to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from isthmus_ingress.openai.render import DONE, to_json
 from isthmus_ingress.prepare import Prepared
 from isthmus_shared.bus.port import Bus, BusMessage
 from isthmus_shared.bus.subscribing import subscribed
-from isthmus_shared.bus.syntax import check_subject
+from isthmus_shared.bus.syntax import check_subject, is_inbox, matches
 from isthmus_shared.errors import Cancelled, InvalidRequest, IsthmusError, PayloadTooLarge, ProtocolViolation
 from isthmus_shared.ids import new_id
 from isthmus_shared.messages import subjects
@@ -72,7 +72,7 @@ class NatsDoor:
             asyncio.TaskGroup() as tasks,
         ):
             async for message in requests:
-                if message.reply is not None:  # without a reply there is nobody to answer
+                if message.reply is not None and is_inbox(message.reply):  # else there is nobody to answer
                     tasks.create_task(self._handle(message, message.reply, endpoint))
 
     async def _handle(self, message: BusMessage, inbox: str, endpoint: Endpoint) -> None:
@@ -160,6 +160,12 @@ def _check_cancel(subject: str) -> None:
         check_subject(subject, wildcards=False)
     except InvalidRequest as error:
         raise InvalidRequest(f"{CANCEL} is {error.what}", why=error.why, param=CANCEL) from error
+    if not matches(subjects.API_CANCEL, subject):
+        why, todo = (
+            f"it is not of the form {subjects.API_CANCEL}",
+            f"name {subjects.api_cancel('<your name>', '<an id>')}",
+        )
+        raise InvalidRequest(f"{CANCEL} is a subject of something else", why=why, todo=todo, param=CANCEL)
 
 
 def _format(message: BusMessage) -> str:

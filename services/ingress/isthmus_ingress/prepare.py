@@ -46,6 +46,8 @@ class Prepared:
     return_token_ids: bool
     top_logprobs: int | None
     tenant: Tenant = ANYONE
+    cache_salt: str = ""
+    """Prefixes are shared between requests of one salt only."""
 
     @property
     def plain(self) -> bool:
@@ -135,6 +137,7 @@ class Preparer:
             return_token_ids=bool(request.return_token_ids),
             top_logprobs=request.wanted_logprobs,
             tenant=tenant,
+            cache_salt=tenant.salt_with(request.cache_salt),
         )
 
 

@@ -14,7 +14,7 @@ from isthmus_ingress.exchange import Limits
 from isthmus_ingress.frontend import Frontend
 from isthmus_ingress.generate import HttpLimits
 from isthmus_ingress.http import ApiApp
-from isthmus_ingress.http_wire import ApiServer, listen
+from isthmus_ingress.http_server import ApiServer, listen
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.nats_door import NatsDoor
 from isthmus_ingress.prepare import Preparer
@@ -105,6 +105,7 @@ class Ingress:
             runtime.log,
             runtime.tracing,
             config.itl_target_s,
+            self.hub.last_plan,
             Releases(runtime.bus),
         )
         limits = Limits(config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight)
@@ -115,7 +116,7 @@ class Ingress:
 
     async def _http(self, frontend: Frontend) -> None:
         config = self.config
-        limits = HttpLimits(config.max_body_bytes, config.body_timeout_s, config.write_stall_s)
+        limits = HttpLimits(config.max_body_bytes, config.body_timeout_s)
         ui = UiPages(
             UiState(self.runtime.bus, self.hub, self.runtime.metrics),
             admin_keys=[key.get_secret_value() for key in config.admin_keys],
@@ -125,7 +126,7 @@ class Ingress:
         with listen(config.host, config.port) as listener:
             host, port = listener.getsockname()[:2]
             self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            self.server = ApiServer(app, grace_s=config.shutdown_grace_s)
+            self.server = ApiServer(app, grace_s=config.shutdown_grace_s, write_stall_s=config.write_stall_s)
             self.runtime.log.info("http.listening", address=self.address)
             self.listening.set()
             await self.server.serve(sockets=[listener])

@@ -46,6 +46,12 @@ class Tenant:
     """Empty: the server's default."""
     cache_salt: str = ""
 
+    def salt_with(self, asked: str | None) -> str:
+        """Of a request that itself asked for a salt, or did not. No asked one gives another tenant's."""
+        if asked is None:
+            return self.cache_salt
+        return hashlib.blake2b(f"{len(self.cache_salt)}:{self.cache_salt}{asked}".encode(), digest_size=16).hexdigest()
+
 
 @dataclass(frozen=True, slots=True)
 class Quota:

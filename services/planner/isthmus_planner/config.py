@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import ClassVar
 
 from pydantic import Field
 
 from isthmus_planner.cost.speeds import CostConstants
 from isthmus_planner.deadlines import DeadlinePolicy
-from isthmus_planner.route import ModePolicy, Policy
+from isthmus_planner.roles.balance import BalancePolicy
+from isthmus_planner.roles.loop import RoleSettings
+from isthmus_planner.routing.policy import ModePolicy, Policy
 from isthmus_shared.config import ServiceConfig
+
+
+class LeaderPolicy(StrEnum):
+    LEASE = "lease"
+    SOLE = "sole"
+    NEVER = "never"
+
 
 _COST = CostConstants()
 _DEADLINE = DeadlinePolicy()
+_BALANCE = BalancePolicy()
 
 
 class PlannerConfig(ServiceConfig):
@@ -37,6 +48,40 @@ class PlannerConfig(ServiceConfig):
     decode_step_s: float = Field(
         default=_COST.decode_step_s, gt=0, description="Assumed until a worker has reported its own"
     )
+
+    leader: LeaderPolicy = Field(
+        default=LeaderPolicy.LEASE,
+        description="May assign roles and rates: by a lease in JetStream, always (only ever one planner), never",
+    )
+    lease_replicas: int = Field(
+        default=1, ge=1, le=5, description="Servers of a NATS cluster that keep the lease; 3 outlive the loss of one"
+    )
+    plan_valid_s: float = Field(
+        default=30.0, gt=0, le=3600, description="How long ingresses may route by its last plan when no planner answers"
+    )
+    balance_roles: bool = Field(default=True, description="Assign roles by load, to the workers that can take either")
+    itl_target_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=60,
+        description="Latency between tokens that roles and lanes are planned for, where requests promise none; 0: none",
+    )
+    role_hold_s: float = Field(
+        default=_BALANCE.hold_s, ge=0, le=3600, description="Another division must be the better one for so long"
+    )
+    role_dwell_s: float = Field(
+        default=_BALANCE.dwell_s,
+        ge=0,
+        le=86_400,
+        description="A worker keeps its role, and a model the direction of its changes, for so long at least",
+    )
+
+    def role_settings(self) -> RoleSettings:
+        return RoleSettings(
+            balance=self.balance_roles,
+            itl_s=self.itl_target_s or None,
+            policy=BalancePolicy(hold_s=self.role_hold_s, dwell_s=self.role_dwell_s),
+        )
 
     def policy(self) -> Policy:
         return Policy(

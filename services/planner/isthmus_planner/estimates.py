@@ -14,6 +14,7 @@ from isthmus_shared.messages.health import WorkerHeartbeat
 @dataclass(slots=True)
 class _Learned:
     estimator: StepEstimator
+    model: str
     steps_total: int = 0
 
 
@@ -30,7 +31,10 @@ class Estimates:
 
     def beat(self, beat: WorkerHeartbeat) -> None:
         """Learns from the steps that no earlier beat of that life has told."""
-        learned = self._learned.setdefault(beat.incarnation, _Learned(StepEstimator(self._prior)))
+        learned = self._learned.setdefault(beat.incarnation, _Learned(StepEstimator(self._prior), beat.model))
+        if learned.model != beat.model:  # it has loaded another one
+            learned.model, learned.estimator = beat.model, StepEstimator(self._prior)
+            self._live.pop(beat.incarnation, None)
         new = beat.load.steps_total - learned.steps_total
         learned.steps_total = beat.load.steps_total
         samples = beat.load.steps if new < 0 else beat.load.steps[max(0, len(beat.load.steps) - new) :]

@@ -19,6 +19,7 @@ from isthmus_shared.ids import Incarnation, IngressId, NodeId, WorkerId
 from isthmus_shared.messages.health import (
     LOST_AFTER_BEATS,
     IngressHeartbeat,
+    PlannerHeartbeat,
     RelayHeartbeat,
     WorkerHeartbeat,
     WorkerLost,
@@ -34,8 +35,8 @@ MAX_VERDICTS = 1024
 MAX_MODELS = 256
 """Model names remembered after their last worker went, so that its absence is a 503 and not a 404."""
 
-_Beat = TypeVar("_Beat", WorkerHeartbeat, RelayHeartbeat, IngressHeartbeat)
-_Key = TypeVar("_Key", NodeId, IngressId)
+_Beat = TypeVar("_Beat", WorkerHeartbeat, RelayHeartbeat, IngressHeartbeat, PlannerHeartbeat)
+_Key = TypeVar("_Key", NodeId, IngressId, Incarnation)
 
 
 @dataclass(slots=True)
@@ -63,6 +64,8 @@ class Registry:
         self._workers: dict[WorkerId, Member[WorkerHeartbeat]] = {}
         self._relays: dict[NodeId, Member[RelayHeartbeat]] = {}
         self._ingresses: dict[IngressId, Member[IngressHeartbeat]] = {}
+        self._planners: dict[Incarnation, Member[PlannerHeartbeat]] = {}
+        self._highest_epoch = 0
         self._verdicts: OrderedDict[Incarnation, float] = OrderedDict()
         self._models: OrderedDict[str, None] = OrderedDict()
         self._swept_s: float | None = None
@@ -77,16 +80,22 @@ class Registry:
         return tuple(self._relays[key].beat for key in sorted(self._relays))
 
     @property
-    def relay_lives(self) -> frozenset[Incarnation]:
-        """Of relays that are alive, by their own word or that of a worker that holds on to one."""
-        own = {member.beat.relay.incarnation for member in self._relays.values()}
-        return frozenset(
-            own.union(m.beat.relay.incarnation for m in self._workers.values() if m.beat.relay is not None)
-        )
-
-    @property
     def ingresses(self) -> tuple[IngressHeartbeat, ...]:
         return tuple(self._ingresses[key].beat for key in sorted(self._ingresses))
+
+    @property
+    def planners(self) -> tuple[PlannerHeartbeat, ...]:
+        return tuple(self._planners[key].beat for key in sorted(self._planners))
+
+    @property
+    def highest_epoch(self) -> int:
+        """Of any leadership that a heartbeat has told of, its leader alive or not."""
+        return self._highest_epoch
+
+    def lives(self, beat: WorkerHeartbeat) -> bool:
+        """Whether that very life of the worker is among the living."""
+        known = self._workers.get(beat.worker_id)
+        return known is not None and known.beat.incarnation == beat.incarnation
 
     def knows_model(self, model: str) -> bool:
         """Whether a worker with that model has ever been seen."""
@@ -106,6 +115,7 @@ class Registry:
             self._pronounce(known.beat.incarnation, now_s)
             replaced = (WorkerLost(worker=ref_of(known.beat), why=f"{beat.worker_id} started anew"),)
         self._workers[beat.worker_id] = Member(beat, now_s)
+        self._highest_epoch = max(self._highest_epoch, beat.epoch)
         if beat.model:
             self._models[beat.model] = None
             self._models.move_to_end(beat.model)
@@ -118,6 +128,10 @@ class Registry:
 
     def ingress_beat(self, beat: IngressHeartbeat, now_s: float) -> None:
         self._take(self._ingresses, beat.ingress_id, beat, now_s)
+
+    def planner_beat(self, beat: PlannerHeartbeat, now_s: float) -> None:
+        self._highest_epoch = max(self._highest_epoch, beat.epoch)
+        self._take(self._planners, beat.incarnation, beat, now_s)
 
     def worker_lost(self, worker: WorkerRef, now_s: float) -> bool:
         """Somebody saw that life end. Returns whether it was among the living."""
@@ -142,16 +156,20 @@ class Registry:
         self._workers = {key: member for key, member in self._workers.items() if not member.is_lost(now_s)}
         self._relays = {key: member for key, member in self._relays.items() if not member.is_lost(now_s)}
         self._ingresses = {key: member for key, member in self._ingresses.items() if not member.is_lost(now_s)}
+        self._planners = {key: member for key, member in self._planners.items() if not member.is_lost(now_s)}
         while self._verdicts and (now_s - next(iter(self._verdicts.values())) > VERDICT_S):
             self._verdicts.popitem(last=False)
         return lost
 
     def _excuse(self, gap_s: float) -> None:
         """For `gap_s` this process could hear nobody: that silence is not held against anyone."""
-        members: Iterable[Member[WorkerHeartbeat] | Member[RelayHeartbeat] | Member[IngressHeartbeat]] = (
+        members: Iterable[
+            Member[WorkerHeartbeat] | Member[RelayHeartbeat] | Member[IngressHeartbeat] | Member[PlannerHeartbeat]
+        ] = (
             *self._workers.values(),
             *self._relays.values(),
             *self._ingresses.values(),
+            *self._planners.values(),
         )
         for member in members:
             member.seen_s += gap_s

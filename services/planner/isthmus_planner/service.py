@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from isthmus_planner.config import PlannerConfig
+from isthmus_planner.config import LeaderPolicy, PlannerConfig
 from isthmus_planner.cost.speeds import prior_costs
 from isthmus_planner.estimates import Estimates
-from isthmus_planner.ledger import Ledger
+from isthmus_planner.last_plan import PLAN_EVERY_S, route_plan
+from isthmus_planner.leader.bucket import JetStreamStore
+from isthmus_planner.leader.keeper import LeaseKeeper
+from isthmus_planner.leader.port import Leadership, SetLeader
 from isthmus_planner.registry import Registry
-from isthmus_planner.route import Cluster, assignments, choose
-from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError
+from isthmus_planner.roles.loop import RoleLoop
+from isthmus_planner.routing.choose import choose
+from isthmus_planner.routing.refusing import Known
+from isthmus_planner.routing.view import View
+from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError, PayloadTooLarge
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import (
     HEARTBEAT_INTERVAL_S,
@@ -20,6 +26,7 @@ from isthmus_shared.messages.health import (
     PlannerHeartbeat,
     ProcessState,
     RelayHeartbeat,
+    RelayRates,
     Role,
     ViewRequest,
     WorkerHeartbeat,
@@ -39,9 +46,21 @@ class PlannerService:
         self._runtime = runtime
         self._policy = runtime.config.policy()
         self._registry = Registry()
-        self._ledger = Ledger()
+        self._seats = View(self._policy)
         self._estimates = Estimates(prior_costs(self._policy.constants))
         self._started_s = self._now_s()
+        self._keeper = self._lease_keeper()
+        self.leadership: Leadership = self._keeper or SetLeader(self._sole_epoch)
+        """Asked before anything is assigned."""
+        self._roles = RoleLoop(
+            runtime,
+            self._registry,
+            self._estimates,
+            self.leadership,
+            runtime.config.role_settings(),
+            prior_costs(self._policy.constants),
+        )
+        self._routes = 0
 
     async def run(self) -> None:
         """Until the process is told to stop. Nothing is handed over: the next planner hears everyone within a beat."""
@@ -54,6 +73,7 @@ class PlannerService:
                     rt.watch(subjects.HEARTBEAT_WORKER, WorkerHeartbeat, self._on_worker),
                     rt.watch(subjects.HEARTBEAT_RELAY, RelayHeartbeat, self._on_relay),
                     rt.watch(subjects.HEARTBEAT_INGRESS, IngressHeartbeat, self._on_ingress),
+                    rt.watch(subjects.RELAY_RATES, RelayRates, self._on_rates),
                     rt.watch(subjects.WORKER_LOST, WorkerLost, self._on_lost),
                     rt.serve(
                         subjects.ROUTE,
@@ -72,7 +92,11 @@ class PlannerService:
                         listening=listening[1],
                     ),
                     rt.heartbeat(subjects.HEARTBEAT_PLANNER, self._beat),
+                    rt.watch(subjects.HEARTBEAT_PLANNER, PlannerHeartbeat, self._on_planner),
                     self._sweep(),
+                    self._publish_plans(),
+                    *([] if self._keeper is None else [self._keeper.run()]),
+                    self._roles.run(),
                 )
             ]
             ready = tasks.create_task(self._ready_when(listening))
@@ -82,23 +106,17 @@ class PlannerService:
 
     async def route(self, request: RouteRequest) -> RouteReply:
         now_s = self._now_s()
-        cluster = Cluster(
-            workers=self._registry.workers,
-            pending=self._ledger.pending(now_s),
-            models=frozenset(self._registry.models),
-            warm=now_s - self._started_s >= WARM_S,
-            learned=self._estimates.live(),
-            relays=self._registry.relay_lives,
-        )
+        self._roles.routed(request)
         metrics = self._runtime.metrics
         try:
-            route, plan = choose(request, cluster, self._policy, self._runtime.incarnation)
+            choice = choose(request, self._seats, self._known, self._runtime.incarnation, now_s)
         except IsthmusError as error:
             metrics.routes.labels("none", error.code).inc()
             self._runtime.log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
             return RouteReply(fault=error.to_fault())
-        for incarnation, work in assignments(request, plan):
-            self._ledger.add(incarnation, work, now_s)
+        self._seats.commit(choice, now_s)
+        route = choice.route
+        self._routes += 1
         metrics.routes.labels(route.mode.value, "ok").inc()
         metrics.route_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
         self._runtime.log.debug(
@@ -111,12 +129,17 @@ class PlannerService:
         )
         return RouteReply(route=route)
 
+    def _known(self) -> Known:
+        warm = self._now_s() - self._started_s >= WARM_S
+        return Known(models=frozenset(self._registry.models), warm=warm)
+
     async def _view(self, _request: ViewRequest) -> ClusterView:
         return ClusterView(
             planner=self._runtime.incarnation,
             workers=self._registry.workers,
             relays=self._registry.relays,
             ingresses=self._registry.ingresses,
+            planners=self._registry.planners,
         )
 
     def _no_view(self, _fault: Fault) -> ClusterView:
@@ -127,14 +150,23 @@ class PlannerService:
         now_s = self._now_s()
         for lost in self._registry.worker_beat(beat, now_s):
             self._forget(lost, "restarted")
-        self._ledger.beat(beat.incarnation, now_s)
-        self._estimates.beat(beat)
+        if self._registry.lives(beat):  # not one that was sent before its end was told of
+            self._estimates.beat(beat)
+            self._seats.beat(beat, now_s, self._estimates.live().get(beat.incarnation))
 
     async def _on_relay(self, beat: RelayHeartbeat) -> None:
-        self._registry.relay_beat(beat, self._now_s())
+        now_s = self._now_s()
+        self._registry.relay_beat(beat, now_s)
+        self._seats.relay(beat, now_s)
+
+    async def _on_rates(self, rates: RelayRates) -> None:
+        self._seats.rates(rates, self._now_s())
 
     async def _on_ingress(self, beat: IngressHeartbeat) -> None:
         self._registry.ingress_beat(beat, self._now_s())
+
+    async def _on_planner(self, beat: PlannerHeartbeat) -> None:
+        self._registry.planner_beat(beat, self._now_s())
 
     async def _on_lost(self, message: WorkerLost) -> None:
         if self._registry.worker_lost(message.worker, self._now_s()):
@@ -149,10 +181,35 @@ class PlannerService:
                 with contextlib.suppress(BusDisconnected):  # then nobody could hear it, and the ingresses see it too
                     await self._runtime.bus.publish(subjects.WORKER_LOST, each.encode())
             self._estimates.keep(worker.incarnation for worker in self._registry.workers)
+            self._seats.keep_relays(relay.relay.node_id for relay in self._registry.relays)
             self._count()
 
+    async def _publish_plans(self) -> None:
+        """For the time after this planner's death. A young one has not heard everyone: its plan would be the worse."""
+        rt = self._runtime
+        await asyncio.sleep(WARM_S)
+        while True:
+            workers, valid_s = self._registry.workers, rt.config.plan_valid_s
+            plan = route_plan(workers, self._estimates.live(), self._policy, planner=rt.incarnation, valid_s=valid_s)
+            with contextlib.suppress(BusDisconnected, PayloadTooLarge):
+                await rt.bus.publish(subjects.PLAN, plan.encode())
+            await asyncio.sleep(PLAN_EVERY_S)
+
+    def _lease_keeper(self) -> LeaseKeeper | None:
+        rt = self._runtime
+        if rt.config.leader is not LeaderPolicy.LEASE:
+            return None
+        store = JetStreamStore(rt.bus, replicas=rt.config.lease_replicas)
+        return LeaseKeeper(store, rt.incarnation, rt.log, heard_epoch=lambda: self._registry.highest_epoch)
+
+    def _sole_epoch(self) -> int | None:
+        """Above any that was heard, once everyone has been heard."""
+        if self._runtime.config.leader is LeaderPolicy.NEVER or self._now_s() - self._started_s < WARM_S:
+            return None
+        return max(1, self._registry.highest_epoch)
+
     def _forget(self, lost: WorkerLost, cause: str) -> None:
-        self._ledger.forget(lost.worker.incarnation, self._now_s())
+        self._seats.lost(lost.worker.incarnation)
         self._runtime.metrics.workers_lost.labels(cause).inc()
         self._runtime.log.warning("worker.lost", worker=lost.worker.worker_id, cause=cause, why=lost.why)
 
@@ -170,12 +227,16 @@ class PlannerService:
         self._runtime.set_state(ProcessState.READY)
 
     def _beat(self) -> PlannerHeartbeat:
-        rt = self._runtime
+        rt, epoch = self._runtime, self.leadership.epoch
         return PlannerHeartbeat(
             incarnation=rt.incarnation,
             state=rt.state,
             interval_s=rt.config.heartbeat_interval_s,
             http_address=rt.http_address,
+            leader=epoch is not None,
+            epoch=epoch or 0,
+            leader_problem="" if self._keeper is None else self._keeper.problem[:512],
+            routes_total=self._routes,
         )
 
     @staticmethod

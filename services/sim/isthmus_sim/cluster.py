@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from isthmus_shared.messages.health import ProcessState, Role
+from isthmus_sim.bucket import MemoryBucket
 from isthmus_sim.load import Ask, Outcome, serve
 from isthmus_sim.process import REQUEST_TIMEOUT_S, Node, Planner, Service, SimIngress, Worker, World
 from isthmus_sim.trace import Trace
@@ -40,6 +41,7 @@ class Cluster:
         ]
         self.planners = [Planner(world, f"planner-{number}") for number in range(rng.randint(1, 2))]
         self.ingresses = [SimIngress(world, f"ingress-{number}", executor) for number in range(rng.randint(1, 2))]
+        self._bucket: asyncio.Task[None]
         self.outcomes: list[Outcome] = []
         self.outages = 0
         self._clients: dict[asyncio.Task[None], tuple[SimIngress, Outcome]] = {}
@@ -52,6 +54,7 @@ class Cluster:
         return [*self.ingresses, *self.workers, *self.planners]
 
     async def start(self) -> None:
+        self._bucket = asyncio.create_task(MemoryBucket(self.world.broker.client("bucket")).run(), name="bucket")
         for each in self.services:
             each.start()
         assert await self.settled(self._ready), "the cluster does not start"
@@ -177,6 +180,8 @@ class Cluster:
         _, running = await asyncio.wait(stopping, timeout=START_S)
         self.world.problems += [f"{task.get_name()} does not stop" for task in running]
         await asyncio.sleep(START_S)  # what killed processes had begun ends too
+        self._bucket.cancel()
+        await asyncio.wait({self._bucket})
         for node in self.nodes:
             node.lose()
         left = asyncio.all_tasks() - {asyncio.current_task()}

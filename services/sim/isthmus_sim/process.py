@@ -369,6 +369,7 @@ class SimIngress(Service):
                     runtime.log,
                     runtime.tracing,
                     releases=Releases(bus),
+                    last_plan=hub.last_plan,
                 )
                 limits = Limits(
                     config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight

@@ -43,6 +43,9 @@ class EngineSettings(ServiceConfig):
     prefill_chunk_tokens: int = Field(
         default=_ENGINE["prefill_chunk_tokens"].default, gt=0, description="Prompt tokens in one step"
     )
+    prefix_cache: bool = Field(
+        default=True, description="Keep KV blocks for later prompts with the same beginning (docs/prefix-cache.md)"
+    )
     device: str = Field(
         default="cpu",
         pattern=r"^[a-z]+(:[0-9]+)?$",
@@ -84,6 +87,7 @@ _PASSED_ON = {
         name: name
         for name in (
             "kv_layout", "kv_blocks", "kv_cache_bytes", "max_batch", "max_waiting", "prefill_chunk_tokens", "threads",
+            "prefix_cache",
             "device", "vllm_args",
         )
     },

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from isthmus_shared.engines.config import EngineKind
 from isthmus_shared.engines.port import Engine, EngineInfo
 from isthmus_shared.errors import BusDisconnected, Draining, EngineFailed, Fault, IsthmusError
 from isthmus_shared.kv.negotiate import kv_form
@@ -316,6 +317,7 @@ class WorkerHost:
             model=self._model,
             models_able=self._assignments.models,
             epoch=self._assignments.epoch,
+            max_batch=0 if rt.config.kind is EngineKind.VLLM else rt.config.max_batch,
             model_fingerprint="" if info is None else info.model_fingerprint,
             kv_form=self._form,
             kv_layout=rt.config.kv_layout if info is None else info.kv_layout,

@@ -141,6 +141,7 @@ class Sessions:
                 kv_save=record.sink,
                 kv_load=record.source,
                 kv_manifest=None if ticket is None else ticket.manifest,
+                cache_salt=message.cache_salt,
             )
         )
         record.phase = Phase.ACTIVE

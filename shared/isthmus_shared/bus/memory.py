@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from isthmus_shared.bus.pending import PendingMessages
 from isthmus_shared.bus.port import BusMessage
 from isthmus_shared.bus.refusals import disconnected, headers_size_bytes, no_responders, too_large, too_late
-from isthmus_shared.bus.syntax import check_subject, is_pattern, matches
+from isthmus_shared.bus.syntax import INBOX, check_subject, is_pattern, matches
 
 DEFAULT_MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 """As the embedded server: a prompt of a million tokens fits in one message."""
@@ -102,7 +102,7 @@ class MemoryBroker:
 
     def _new_inbox(self) -> str:
         self._inboxes += 1
-        return f"_INBOX.{self._inboxes}"
+        return f"{INBOX}.{self._inboxes}"
 
     def _deliver(self, message: BusMessage) -> int:
         """Returns how many got it."""

@@ -15,20 +15,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Any, Self
 
 import nats.errors
 import structlog
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription as NatsSubscription
 
+from isthmus_shared.bus import refusals
+from isthmus_shared.bus.client import LoginClient
+from isthmus_shared.bus.denied import Denied
+from isthmus_shared.bus.direct import mover
+from isthmus_shared.bus.ending import end, fail, observe
+from isthmus_shared.bus.interest import Interest
+from isthmus_shared.bus.login import NO_LOGIN, BusLogin, dialling, shown
 from isthmus_shared.bus.pending import PendingMessages
 from isthmus_shared.bus.port import BusMessage
-from isthmus_shared.bus.refusals import disconnected, headers_size_bytes, no_responders, too_large, too_late
 from isthmus_shared.bus.syntax import check_subject
 from isthmus_shared.errors import BusDisconnected
 from isthmus_shared.ids import new_id
@@ -41,57 +43,46 @@ SETTLE_TIMEOUT_S = 10
 """For the server to confirm a subscription; it answers in milliseconds unless the connection is dead."""
 FLUSH_TIMEOUT_S = 5
 """Longest a publish waits for a full socket."""
+QUICK_PENDING_BYTES = 1024 * 1024
+"""Not yet written to the socket. nats-py waits for the socket beyond 2 MiB; below a half of that a publish returns at
+once."""
 RAW_PENDING_MESSAGES = 65536
 """nats-py's own queue in front of our buffer: above what one 32 KiB read can hold (its pump runs between reads)."""
 _NO_RESPONDERS_STATUS = "503"
 
 
-@dataclass(eq=False, slots=True)
-class _Interest:
-    """One subscription, and nats-py's handle of it (a new one after each new client)."""
-
-    subject: str
-    queue: str | None
-    deliver: Callable[[BusMessage], None]
-    end: Callable[[], None]
-    handle: NatsSubscription | None = None
-    withdrawn: bool = False
-
-
 class NatsBus:
     """One connection. Made by `NatsBus.connect`; ended by `close`, or by leaving it as a context."""
 
-    def __init__(self, url: str, *, name: str) -> None:
-        self._url, self._name = url, name
-        self._log = structlog.get_logger().bind(bus=url.rpartition("@")[2])
-        self._client = Client()
+    def __init__(self, url: str, *, name: str, login: BusLogin = NO_LOGIN) -> None:
+        self._to, self._name = dialling(url, login), name
+        self._log = structlog.get_logger().bind(bus=shown(url))
+        self._client = LoginClient(self._to)
         self._up = asyncio.Event()
         self._lost = asyncio.Event()
         self._closed = False
         self._outages = 0
-        self._interests: set[_Interest] = set()
+        self._interests: set[Interest] = set()
         self._waiting: set[asyncio.Future[Any]] = set()
         self._replies: dict[str, asyncio.Future[BusMessage]] = {}
+        self._denied = Denied(self._to.user)
         self._calls: set[asyncio.Task[None]] = set()
-        self._reply_prefix = f"_INBOX.{new_id('r')}"
+        self._reply_prefix = self.new_inbox()
         self._reply_count = 0
         self._keeper: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connect(cls, url: str, *, name: str, timeout_s: float = 30.0) -> Self:
+    async def connect(cls, url: str, *, name: str, login: BusLogin = NO_LOGIN, timeout_s: float = 30.0) -> Self:
         """`BusDisconnected` if nothing answers within `timeout_s`; from then on it reconnects without end."""
-        bus = cls(url, name=name)
+        bus = cls(url, name=name, login=login)
         dialling = asyncio.create_task(bus._dial())
         try:
             await asyncio.wait({dialling}, timeout=timeout_s)
             if not dialling.done():
-                why = str(bus._client.last_error or f"no answer within {timeout_s:g} s")
-                raise BusDisconnected(
-                    f"no bus at {url.rpartition('@')[2]}", why=why, todo="start nats-server, or set ISTHMUS_NATS_URL"
-                )
+                raise refusals.no_server(shown(url), bus._client.last_error, timeout_s)
             dialling.result()
         except BaseException:
-            await _end(dialling)
+            await end(dialling)
             await bus.close()
             raise
         bus._keeper = asyncio.create_task(bus._keep(), name="bus-keeper")
@@ -118,13 +109,13 @@ class NatsBus:
     async def wait_connected(self) -> None:
         while not self.connected:
             if self._closed:
-                raise disconnected(closed=True)
+                raise refusals.disconnected(closed=True)
             if not self._client.is_connected:
                 self._up.clear()
             await self._up.wait()
 
     def new_inbox(self) -> str:
-        return f"_INBOX.{new_id('i')}"
+        return f"{self._to.inbox}.{new_id('i')}"
 
     async def publish(
         self, subject: str, data: bytes, *, reply: str | None = None, headers: Mapping[str, str] | None = None
@@ -132,15 +123,17 @@ class NatsBus:
         check_subject(subject, wildcards=False)
         if not self.connected:
             raise self._disconnected()
-        size_bytes = len(data) + headers_size_bytes(headers)
+        if self._denied.publishing(subject):
+            raise refusals.forbidden("say", subject, self._to.user)
+        size_bytes = len(data) + refusals.headers_size_bytes(headers)
         if size_bytes > self.max_payload_bytes:
-            raise too_large(subject, size_bytes, self.max_payload_bytes)
+            raise refusals.too_large(subject, size_bytes, self.max_payload_bytes)
         task = asyncio.current_task()
         cancelled_before = task.cancelling() if task is not None else 0
         try:
             await self._client.publish(subject, data, reply=reply or "", headers=dict(headers) if headers else None)
         except nats.errors.MaxPayloadError as error:
-            raise too_large(subject, size_bytes, self.max_payload_bytes) from error
+            raise refusals.too_large(subject, size_bytes, self.max_payload_bytes) from error
         except (nats.errors.Error, OSError) as error:
             raise self._disconnected() from error
         if task is not None and task.cancelling() > cancelled_before:
@@ -150,14 +143,27 @@ class NatsBus:
         self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> BusMessage:
         with self._reply() as (inbox, answer):
+            self._denied.asking[answer] = subject
+            late = refusals.too_late(subject, timeout_s)
             try:
-                async with asyncio.timeout(timeout_s):
-                    await self.publish(subject, data, reply=inbox, headers=headers)
-                    message = await answer
+                if self._client.pending_data_size < QUICK_PENDING_BYTES:
+                    # The publish can't block: a timer that fails the answer costs less than a timeout's context.
+                    timer = asyncio.get_running_loop().call_later(timeout_s, fail, answer, late)
+                    try:
+                        await self.publish(subject, data, reply=inbox, headers=headers)
+                        message = await answer
+                    finally:
+                        timer.cancel()
+                else:
+                    async with asyncio.timeout(timeout_s):
+                        await self.publish(subject, data, reply=inbox, headers=headers)
+                        message = await answer
             except TimeoutError as error:
-                raise too_late(subject, timeout_s) from error
+                raise late from error
+            finally:
+                del self._denied.asking[answer]
         if message.headers.get("Status") == _NO_RESPONDERS_STATUS and not message.data:
-            raise no_responders(subject)
+            raise refusals.no_responders(subject)
         return message
 
     @asynccontextmanager
@@ -168,7 +174,7 @@ class NatsBus:
         if not self.connected:
             raise self._disconnected()
         pending = _NatsPending(self, subject, max_pending=max_pending)
-        interest = _Interest(subject, queue, pending.offer, pending.end)
+        interest = Interest(subject, queue, pending.offer, pending.end)
         pending.interest = interest
         try:
             await self._settle(self._register(interest))
@@ -190,7 +196,7 @@ class NatsBus:
             interest.end()
         self._interests.clear()
         if self._keeper is not None:
-            await _end(self._keeper)
+            await end(self._keeper)
         if self._calls:
             await asyncio.wait(set(self._calls), timeout=SETTLE_TIMEOUT_S)
         with contextlib.suppress(nats.errors.Error, OSError):  # it may try to write to a connection that is gone
@@ -200,10 +206,13 @@ class NatsBus:
 
     async def _dial(self) -> None:
         """A new client, connected, with every subscription of the last one."""
-        client = self._client = Client()
+        client = self._client = LoginClient(self._to)
+        self._denied.clear()
         await client.connect(
-            self._url,
+            self._to.url,
             name=self._name,
+            inbox_prefix=self._to.inbox,
+            **self._to.options,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
@@ -214,8 +223,9 @@ class NatsBus:
             ping_interval=PING_INTERVAL_S,
             max_outstanding_pings=MAX_OUTSTANDING_PINGS,
             flush_timeout=FLUSH_TIMEOUT_S,
+            skip_subject_validation=True,  # done here
         )
-        await self._attach(_Interest(f"{self._reply_prefix}.*", None, self._on_reply, self._fail_waiting))
+        await self._attach(Interest(f"{self._reply_prefix}.*", None, self._on_reply, self._fail_waiting))
         for interest in list(self._interests):
             await self._attach(interest)
         await self._echo()
@@ -236,27 +246,25 @@ class NatsBus:
                     await self._client.close()
                 self._lost.set()
 
-    async def _attach(self, interest: _Interest) -> None:
-        async def move(message: Msg) -> None:
-            # The one callback we give to nats-py. It neither awaits nor raises, which is what breaks its reader.
-            interest.deliver(BusMessage(message.subject, message.data, message.reply or None, message.headers or {}))
-
+    async def _attach(self, interest: Interest) -> None:
         interest.handle = await self._client.subscribe(
             interest.subject,
             queue=interest.queue or "",
-            cb=move,
+            cb=mover(interest.deliver),  # neither awaits nor raises, which is what breaks its reader
             pending_msgs_limit=RAW_PENDING_MESSAGES,
             pending_bytes_limit=0,
         )
         if interest.withdrawn:
             await self._detach(interest)
 
-    async def _register(self, interest: _Interest) -> None:
+    async def _register(self, interest: Interest) -> None:
         self._interests.add(interest)
         await self._attach(interest)
         await self._echo()
+        if self._denied.hearing(interest.subject):  # the server says so before it sends our message back
+            raise refusals.forbidden("hear", interest.subject, self._to.user)
 
-    async def _detach(self, interest: _Interest) -> None:
+    async def _detach(self, interest: Interest) -> None:
         handle, interest.handle = interest.handle, None
         if handle is not None:
             with contextlib.suppress(
@@ -265,7 +273,7 @@ class NatsBus:
                 await handle.unsubscribe()
                 await self._echo()
 
-    async def _withdraw(self, interest: _Interest) -> None:
+    async def _withdraw(self, interest: Interest) -> None:
         if interest.withdrawn:
             return
         interest.withdrawn = True
@@ -288,6 +296,9 @@ class NatsBus:
     # -- what nats-py tells us ------------------------------------------------------------------------------------
 
     async def _on_error(self, error: Exception) -> None:
+        if self._denied.take(str(error)):
+            self._log.error("bus.forbidden", user=self._to.user, why=str(error))
+            return
         # During an outage every attempt to reconnect ends here: ten a second.
         level = logging.WARNING if self.connected else logging.DEBUG
         self._log.log(level, "bus.error", error=type(error).__name__, why=str(error))
@@ -300,6 +311,7 @@ class NatsBus:
             self._log.warning("bus.disconnected")
 
     async def _on_reconnected(self) -> None:
+        self._denied.clear()
         self._up.set()
         self._log.info("bus.reconnected")
 
@@ -330,7 +342,7 @@ class NatsBus:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._release(gone)
-            task.add_done_callback(_observe)
+            task.add_done_callback(observe)
         if not task.done():
             raise self._disconnected()
         error = task.exception()
@@ -370,29 +382,16 @@ class NatsBus:
                 future.set_exception(self._disconnected())
 
     def _disconnected(self) -> BusDisconnected:
-        return disconnected(closed=self._closed, why=str(self._client.last_error or ""))
+        return refusals.disconnected(closed=self._closed, why=str(self._client.last_error or ""))
 
 
 class _NatsPending(PendingMessages):
     def __init__(self, bus: NatsBus, subject: str, *, max_pending: int) -> None:
         super().__init__(subject, max_pending=max_pending)
         self._bus = bus
-        self.interest: _Interest | None = None
+        self.interest: Interest | None = None
 
     async def unsubscribe(self) -> None:
         self.end()
         if self.interest is not None:
             await self._bus._withdraw(self.interest)
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel until it takes: nats-py waits by `wait_for`, which up to Python 3.11 may swallow a cancellation."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=RECONNECT_WAIT_S)
-    _observe(task)
-
-
-def _observe(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isthmus_shared.errors import BusDisconnected, DeadlineExceeded, NoResponders, PayloadTooLarge
+from isthmus_shared.errors import BusDisconnected, BusForbidden, DeadlineExceeded, NoResponders, PayloadTooLarge
 
 
 def no_responders(subject: str) -> NoResponders:
@@ -34,3 +34,20 @@ def disconnected(*, closed: bool, why: str = "") -> BusDisconnected:
     if closed:
         return BusDisconnected("this bus client is closed")
     return BusDisconnected("the bus is out of reach", why=why, todo="retry once it is back", retry_after_s=1.0)
+
+
+def forbidden(what: str, subject: str, user: str) -> BusForbidden:
+    return BusForbidden(
+        f"the bus does not let {user or 'us'} {what} {subject}",
+        why="the user's permissions do not name that subject",
+        todo="give this process the bus user of its role; `isthmus nats-config` makes them (docs/security.md)",
+    )
+
+
+def no_server(url: str, last_error: Exception | None, timeout_s: float) -> BusDisconnected:
+    """Nobody there, or one who does not let us in."""
+    why = str(last_error or f"no answer within {timeout_s:g} s")
+    if "authorization violation" in why.lower():
+        todo = "check the user and password in ISTHMUS_NATS_URL, or ISTHMUS_NATS_NKEY"
+        return BusDisconnected(f"the bus at {url} refuses this user", why=why, todo=todo)
+    return BusDisconnected(f"no bus at {url}", why=why, todo="start nats-server, or set ISTHMUS_NATS_URL")

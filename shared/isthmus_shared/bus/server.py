@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
@@ -16,9 +17,12 @@ from types import TracebackType
 from typing import Self
 
 from isthmus_shared.errors import ConfigInvalid, Unavailable
+from isthmus_shared.secret_file import write_secret
 
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 """NATS' default of 1 MiB would refuse a prompt of some 200,000 tokens; 8 MiB is the most that NATS recommends."""
+JETSTREAM_BYTES = 16 * 1024 * 1024
+"""Only the planner's lease is kept there: some hundred bytes."""
 START_TIMEOUT_S = 20.0
 """A loaded two-core machine starts it in under two seconds."""
 STOP_TIMEOUT_S = 5.0
@@ -53,11 +57,19 @@ class EmbeddedNats:
     """``async with EmbeddedNats() as server: server.url``. Loopback only, on a port that was free.
 
     The server's log goes to `log_path` (else into its own temporary folder). It dies with the thread that started it.
+    It has JetStream, for the planner's lease; `settings` are more of its configuration.
     """
 
-    def __init__(self, *, log_path: Path | None = None, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        log_path: Path | None = None,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
         self._log_path = log_path
         self._max_payload_bytes = max_payload_bytes
+        self._more_settings = dict(settings or {})
         self._port: int | None = None
         self._folder: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -95,7 +107,7 @@ class EmbeddedNats:
         assert self._folder is not None, "enter the server as a context first"
         assert self._process is None, "the server runs already"
         config = self._folder / "server.conf"
-        config.write_text(json.dumps(self._settings(self._folder), indent=1))
+        write_secret(config, json.dumps(self._settings(self._folder), indent=1))
         binary = nats_server_binary()
         parent, libc = os.getpid(), ctypes.CDLL(None)  # loaded before the fork: little is safe after it
         with (self._log_path or self._folder / "server.log").open("ab") as log:
@@ -141,6 +153,12 @@ class EmbeddedNats:
             "max_payload": self._max_payload_bytes,
             "max_pending": max(64 * 1024 * 1024, 2 * self._max_payload_bytes),
             "ports_file_dir": str(folder),
+            "jetstream": {
+                "store_dir": str(folder / "jetstream"),
+                "max_memory_store": JETSTREAM_BYTES,
+                "max_file_store": JETSTREAM_BYTES,
+            },
+            **self._more_settings,
         }
 
     async def _read_port(self, folder: Path, process: asyncio.subprocess.Process) -> int:

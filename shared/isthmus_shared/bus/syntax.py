@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import re
+
 from isthmus_shared.errors import InvalidRequest
 
 MAX_SUBJECT_CHARS = 512  # a NATS control line holds 4096 bytes: subject, reply and sizes
 
+_PLAIN = re.compile(r"[!-)+,\-/-=?-~]+(?:\.[!-)+,\-/-=?-~]+)*")
+"""Printable ASCII without wildcards, dots between."""
+
+
+INBOX = "_INBOX"
+"""Where answers go. Nothing else is ever answered to: whoever asks could otherwise make the one who answers say
+something on a subject that the asker itself may not use."""
+
+
+def is_inbox(subject: str | None) -> bool:
+    return subject is not None and subject.startswith(f"{INBOX}.")
+
 
 def check_subject(subject: str, *, wildcards: bool) -> None:
     """`InvalidRequest` unless it is a subject (or, with `wildcards`, a pattern)."""
+    if len(subject) <= MAX_SUBJECT_CHARS and _PLAIN.fullmatch(subject):
+        return  # as nearly all are, and this is done for each message
     tokens = subject.split(".")
     bad = (
         len(subject) > MAX_SUBJECT_CHARS

@@ -10,13 +10,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
 
-from isthmus_shared.engines.checks import ABORTED, check_tokens, check_transfer, ended, engine_fault, limits_of
+from isthmus_shared.engines.checks import ABORTED, check_tokens, check_transfer, ended, limits_of
 from isthmus_shared.engines.config import EngineConfig
 from isthmus_shared.engines.giving import Giving
 from isthmus_shared.engines.kv_port import KvSink
 from isthmus_shared.engines.port import EngineInfo, EngineLoad, EngineRequest, SequenceOutput, StepReport
+from isthmus_shared.engines.prefix_log import PrefixLog
 from isthmus_shared.engines.reports import ReportQueue, SpeedMeter
-from isthmus_shared.engines.runner_port import Runner, RunnerInfo, WorkResult
+from isthmus_shared.engines.runner_port import RUNNER_FAULTS, Runner, RunnerInfo, WorkResult, step_fault
 from isthmus_shared.engines.scheduler import Scheduler
 from isthmus_shared.engines.sequence import Batch, Phase, Work
 from isthmus_shared.engines.sequence import Sequence as SequenceState
@@ -35,9 +36,6 @@ from isthmus_shared.messages.work import FinishReason
 
 MAX_FAILURES_IN_A_ROW = 3
 """Steps that may raise in a row before the engine gives up: a bad batch is survived, a broken device is not."""
-
-RUNNER_FAULTS = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, OSError, MemoryError, IsthmusError)
-"""What a step may raise: torch's errors are RuntimeErrors. An AssertionError is our bug and ends the engine."""
 
 
 class EngineState(StrEnum):
@@ -158,6 +156,10 @@ class BatchingEngine:
         )
 
     @property
+    def prefixes(self) -> PrefixLog | None:
+        return self._scheduler.pool.prefixes if self._config.prefix_cache else None
+
+    @property
     def preemptions(self) -> int:
         """Sequences put back to recompute, since the start."""
         return self._scheduler.preemptions
@@ -165,7 +167,7 @@ class BatchingEngine:
     def check_invariants(self) -> None:
         """Raises AssertionError if a block, sequence or watcher is lost or held twice. For tests and diagnosis."""
         self._scheduler.check_invariants()
-        alive = {sequence.uid for sequence in self._everyone()}
+        alive = {sequence.uid for sequence in self._scheduler.everyone}
         assert set(self._watchers) <= alive, "a watcher outlived its sequence"
         assert {sequence.uid for sequence in self._by_id.values()} <= alive, "an ended sequence is still known"
 
@@ -215,7 +217,7 @@ class BatchingEngine:
         await self._runner.stop()  # first: its thread may still be writing to a sink
         fault = EngineFailed("the engine broke down", todo="restart the worker, and report its log").to_fault()
         outputs = []
-        for sequence in self._everyone():
+        for sequence in self._scheduler.everyone:
             if sequence.request.kv_load is not None:
                 sequence.request.kv_load.release()
             if sequence.sink is not None:
@@ -238,7 +240,7 @@ class BatchingEngine:
             fault = await self._step(batch)
         self._giving.give_up(EngineFailed("the engine has stopped", todo="plan the request anew"))
         reason = FinishReason.CANCELLED if self.state is EngineState.STOPPED else FinishReason.ERROR
-        for sequence in self._everyone():
+        for sequence in self._scheduler.everyone:
             self._end_later(sequence, reason, fault if reason is FinishReason.ERROR else None)
         await self._emit(self._apply_endings())
 
@@ -249,7 +251,7 @@ class BatchingEngine:
         try:
             step = await self._runner.execute(batch)
         except RUNNER_FAULTS as error:
-            fault = engine_fault(error)
+            fault = step_fault(error)
             outputs = self._fail_running(batch, fault)
         else:
             self._failures_in_a_row = 0
@@ -273,7 +275,7 @@ class BatchingEngine:
         indexes = [work.sequence.next_output_index for work in batch.works]
         pairs = list(zip(batch.works, results, strict=True))
         sampled = {w.sequence.uid: r.token_id for w, r in pairs if w.sample and r.token_id is not None}
-        self._scheduler.commit(batch, sampled)
+        self._scheduler.commit(batch, sampled, {w.sequence.uid for w, r in pairs if r.fault is not None})
         outputs = []
         for (work, result), index in zip(pairs, indexes, strict=True):
             output = self._take_one(work, result, index)
@@ -304,6 +306,7 @@ class BatchingEngine:
             token_ids=(result.token_id,),
             logprobs=None if result.logprob is None else (result.logprob,),
             finish=finish,
+            cached_tokens=(sequence.cached or 0) if index == sequence.request.output_offset else 0,
             prefill=sequence.prefill_times() if index == sequence.request.output_offset else None,
         )
 
@@ -319,12 +322,14 @@ class BatchingEngine:
         return ended(sequence, index, FinishReason.HANDOFF if fault is None else FinishReason.ERROR, fault)
 
     def _fail_running(self, batch: Batch, fault: Fault) -> list[SequenceOutput]:
-        self._scheduler.commit(batch, {})
+        self._scheduler.commit(batch, {}, {work.sequence.uid for work in batch.works})
         self._giving.step_failed(batch, fault)
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW and self.state is EngineState.READY:
             self.state = EngineState.FAILED
-        return [self._end(sequence, FinishReason.ERROR, fault) for sequence in list(self._scheduler.running)]
+        ended = [self._end(sequence, FinishReason.ERROR, fault) for sequence in list(self._scheduler.running)]
+        self._scheduler.distrust()
+        return ended
 
     # -- ends -------------------------------------------------------------------------------------------------------
 
@@ -392,7 +397,3 @@ class BatchingEngine:
     async def _emit(self, outputs: list[SequenceOutput]) -> None:
         if outputs:
             await self._reports.put(StepReport(tuple(outputs), step_s=0.0, prefill_tokens=0, decode_sequences=0))
-
-    def _everyone(self) -> list[SequenceState]:
-        scheduler = self._scheduler
-        return [*scheduler.running, *scheduler.waiting, *scheduler.loading.values(), *scheduler.paused.values()]

@@ -7,7 +7,7 @@ from isthmus_shared.engines.port import EngineRequest, SequenceOutput
 from isthmus_shared.engines.runner_port import RunnerInfo
 from isthmus_shared.engines.scheduler import SchedulerLimits
 from isthmus_shared.engines.sequence import Sequence
-from isthmus_shared.errors import Cancelled, EngineFailed, Fault, InvalidRequest, IsthmusError, ManifestMismatch
+from isthmus_shared.errors import Cancelled, Fault, InvalidRequest, ManifestMismatch
 from isthmus_shared.kv.shape import KvShape
 from isthmus_shared.messages.work import FinishReason
 
@@ -25,6 +25,7 @@ def limits_of(info: RunnerInfo, config: EngineConfig) -> SchedulerLimits:
         max_running=config.max_batch,
         prefill_chunk_tokens=config.prefill_chunk_tokens,
         max_waiting=config.max_waiting,
+        prefix_cache=config.prefix_cache,
     )
 
 
@@ -57,9 +58,3 @@ def check_transfer(request: EngineRequest, shape: KvShape) -> None:
 
 def ended(sequence: Sequence, index: int, finish: FinishReason, fault: Fault | None) -> SequenceOutput:
     return SequenceOutput(request_id=sequence.request.request_id, output_index=index, finish=finish, fault=fault)
-
-
-def engine_fault(error: BaseException) -> Fault:
-    if isinstance(error, IsthmusError):
-        return error.to_fault()
-    return EngineFailed("a step failed", why=f"{type(error).__name__}: {error}").to_fault()

@@ -60,6 +60,8 @@ class EngineConfig(BaseModel):
     max_batch: int = Field(default=32, gt=0)
     prefill_chunk_tokens: int = Field(default=256, gt=0)
     max_waiting: int = Field(default=512, gt=0)
+    prefix_cache: bool = True
+    """Whether blocks are kept for later prompts with the same beginning."""
     device: str = "cpu"
     """Of torch, for `reference`: where weights and cache are, and where it computes."""
     threads: int = Field(default=1, gt=0)

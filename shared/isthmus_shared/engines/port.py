@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from isthmus_shared.engines.kv_port import KvSink, KvSource
+from isthmus_shared.engines.prefix_log import PrefixLog
 from isthmus_shared.errors import Fault
 from isthmus_shared.ids import RequestId
 from isthmus_shared.kv.manifest import KvManifest
@@ -61,6 +62,8 @@ class EngineRequest:
     kv_load: KvSource | None = None
     kv_manifest: KvManifest | None = None
     """What `kv_load` holds; None: what this engine's own `manifest` says. The caller has found them exchangeable."""
+    cache_salt: str = ""
+    """Prefixes are shared between requests of one salt only."""
 
     @property
     def loaded_tokens(self) -> int:
@@ -98,6 +101,7 @@ class SequenceOutput:
     fault: Fault | None = None
     """Set exactly when `finish` is ERROR."""
     cached_tokens: int = 0
+    """With the first token: so many of the prompt's were in the cache, and were not computed for this request."""
     prefill: PrefillTimes | None = None
     """With the first token of a sequence that was prefilled here, where the engine knows."""
 
@@ -177,6 +181,11 @@ class Engine(Protocol):
         ...
 
     def load(self) -> EngineLoad: ...
+
+    @property
+    def prefixes(self) -> PrefixLog | None:
+        """What it has cached of prompts, from `start` on; None where it keeps nothing or does not say."""
+        ...
 
     async def stop(self) -> None:
         """End every sequence with CANCELLED, free everything, stop stepping."""

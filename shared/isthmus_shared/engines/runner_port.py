@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from isthmus_shared.engines.sequence import Batch
-from isthmus_shared.errors import Fault
+from isthmus_shared.errors import EngineFailed, Fault, IsthmusError
 from isthmus_shared.kv.layout import KvLayout
 from isthmus_shared.kv.shape import KvShape
 from isthmus_shared.messages.work import TokenLogprob
+
+RUNNER_FAULTS = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, OSError, MemoryError, IsthmusError)
+"""What a step may raise: torch's errors are RuntimeErrors. An AssertionError is our bug and ends the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +56,10 @@ class Runner(Protocol):
         ...
 
     async def stop(self) -> None: ...
+
+
+def step_fault(error: BaseException) -> Fault:
+    """What the sequences of a step are told that has raised that."""
+    if isinstance(error, IsthmusError):
+        return error.to_fault()
+    return EngineFailed("a step failed", why=f"{type(error).__name__}: {error}").to_fault()

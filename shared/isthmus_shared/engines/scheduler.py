@@ -11,17 +11,25 @@ Rules
   token to wait for, and once its KV is loaded it computes the rest of its tokens as a prefill does.
 * A paused sequence keeps its blocks and computes nothing; what is given away of it leaves in pieces, one a step.
 * Sequences are freed between steps only: `finish` while a batch is out would free blocks that are being written.
+* Full blocks keep what is in them (`engines.blocks`): a sequence that is admitted takes over those with its prefix,
+  and computes the rest, its last known token in any case. Two that compute the same block end up sharing it.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from isthmus_shared.engines.blocks import BlockPool
 from isthmus_shared.engines.port import EngineRequest
 from isthmus_shared.engines.sequence import Batch, Phase, Sequence, Work
 from isthmus_shared.errors import ContextTooLong, InvalidRequest, NoCapacity
+from isthmus_shared.messages.route import PREFIX_BLOCK_TOKENS
+from isthmus_shared.prefix import PrefixChain, wire_chain
+
+NAME_BYTES = 32
+"""Of a block's content: equal names must mean equal tokens and salts, whoever chose the prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,12 @@ class SchedulerLimits:
     """Prompt tokens in a step; bounds what a prefill adds to others' inter-token latency."""
     max_waiting: int
     """Sequences that do not run yet, loading ones included; beyond it a submit is refused."""
+    prefix_cache: bool = True
+
+
+def begin_names(salt: str, block_tokens: int) -> tuple[PrefixChain, PrefixChain]:
+    """Of a sequence's blocks, and of its prefixes as others are told of them."""
+    return PrefixChain(salt, block_tokens=block_tokens, digest_bytes=NAME_BYTES), wire_chain(salt)
 
 
 class Scheduler:
@@ -79,6 +93,8 @@ class Scheduler:
                 retry_after_s=1.0,
             )
         self._next_uid += 1
+        if self.limits.prefix_cache:
+            sequence.names, sequence.prefixes = begin_names(request.cache_salt, self.limits.block_tokens)
         if request.kv_load is None:
             self._enqueue(sequence)
         else:
@@ -158,7 +174,7 @@ class Scheduler:
                 continue
             while len(sequence.blocks) * self.limits.block_tokens <= sequence.computed:
                 if self.pool.free:
-                    sequence.blocks += self.pool.allocate(sequence.uid, 1)
+                    sequence.blocks += self.pool.allocate(1)
                     continue
                 preempted = True
                 if self._preempt_youngest() is sequence:
@@ -169,8 +185,9 @@ class Scheduler:
 
     def _preempt_youngest(self) -> Sequence:
         victim = self.running.pop()
-        self.pool.release(victim.uid, victim.blocks)
+        self.pool.release(victim.blocks)
         victim.phase, victim.computed, victim.prefill_until = Phase.WAITING, 0, len(victim.tokens)
+        victim.named, victim.foreign = 0, False
         insort(self.waiting, victim, key=lambda sequence: sequence.order)
         self.preemptions += 1
         return victim
@@ -181,21 +198,37 @@ class Scheduler:
                 return
             if budget <= 0 and (not sequence.loads or sequence.request.resumes):
                 continue
-            needed = self.blocks_for(min(len(sequence.tokens) + 1, sequence.kv_tokens_at_most))
-            if needed > self.pool.free:
+            cached = self._cached(sequence)
+            needed = self.blocks_for(min(len(sequence.tokens) + 1, sequence.kv_tokens_at_most)) - len(cached)
+            if needed > self.pool.free - self.pool.idle_among(cached):
                 return
             self.waiting.remove(sequence)
-            sequence.blocks += self.pool.allocate(sequence.uid, self.blocks_for(len(sequence.tokens)))
+            self._give_blocks(sequence, cached)
             sequence.phase = Phase.RUNNING
             insort(self.running, sequence, key=lambda other: other.order)
             loads, sequence.loads = sequence.loads, False
             if loads:
-                sequence.computed = sequence.request.loaded_tokens
+                sequence.foreign, sequence.computed = True, sequence.request.loaded_tokens
             if loads and not sequence.prefilling:
                 works.append(self._work(sequence, 1, prefill=False, load=True))
             else:
                 works.append(self._prefill(sequence, budget, load=loads))
                 budget -= len(works[-1].tokens)
+
+    def _cached(self, sequence: Sequence) -> list[int]:
+        """Blocks that it can take over: its prefix's, without the last known token's, whose logits are wanted."""
+        if sequence.names is None or sequence.loads:
+            return []
+        whole = (len(sequence.tokens) - 1) // self.limits.block_tokens
+        return self.pool.find(sequence.names.extend(sequence.tokens)[:whole])
+
+    def _give_blocks(self, sequence: Sequence, cached: list[int]) -> None:
+        self.pool.take_over(cached)
+        new = self.pool.allocate(self.blocks_for(len(sequence.tokens)) - len(cached))
+        sequence.blocks += cached + new
+        sequence.named, sequence.computed = len(cached), len(cached) * self.limits.block_tokens
+        if sequence.cached is None:
+            sequence.cached = min(sequence.computed, sequence.prompt_tokens - sequence.request.output_offset)
 
     def _prefill(self, sequence: Sequence, budget: int, *, load: bool = False) -> Work:
         count = min(budget, sequence.prefill_until - sequence.computed)
@@ -227,8 +260,11 @@ class Scheduler:
             sample=start + count == len(sequence.tokens),
         )
 
-    def commit(self, batch: Batch, sampled: dict[int, int]) -> None:
-        """The step is over; `sampled` has the next token by uid for each work that samples and did not fail."""
+    def commit(self, batch: Batch, sampled: dict[int, int], spoiled: Collection[int] = ()) -> None:
+        """The step is over; `sampled` has the next token by uid for each work that samples and did not fail.
+
+        `spoiled`: uids of those that failed, whose KV nobody may use.
+        """
         assert batch is self._out, "that batch is not out"
         self._out = None
         for work in batch.works:
@@ -241,6 +277,25 @@ class Scheduler:
                 sequence.tokens.append(sampled[sequence.uid])
             if sequence.request.kv_save is not None:
                 sequence.saved = max(sequence.saved, min(work.end, sequence.prompt_tokens))
+            if sequence.uid not in spoiled:
+                self._name_blocks(sequence)
+
+    def distrust(self) -> None:
+        """A step broke: what it has left in the cache is nobody's prefix."""
+        self.pool.forget_all()
+
+    def _name_blocks(self, sequence: Sequence) -> None:
+        """Its full blocks are there for others from now on."""
+        full = sequence.computed // self.limits.block_tokens
+        if sequence.names is None or sequence.prefixes is None or sequence.foreign or full <= sequence.named:
+            return
+        names = sequence.names.extend(sequence.tokens, blocks=full)
+        prefixes = sequence.prefixes.extend(sequence.tokens, blocks=sequence.computed // PREFIX_BLOCK_TOKENS)
+        for place in range(sequence.named, full):
+            start, end = place * self.limits.block_tokens, (place + 1) * self.limits.block_tokens
+            ending = tuple(prefixes[start // PREFIX_BLOCK_TOKENS : end // PREFIX_BLOCK_TOKENS])
+            sequence.blocks[place] = self.pool.keep(sequence.blocks[place], names[place], ending)
+        sequence.named = full
 
     def pause(self, sequence: Sequence) -> None:
         """Take a decoding sequence out, between steps; it keeps its blocks."""
@@ -269,13 +324,17 @@ class Scheduler:
             del self.paused[sequence.uid]
         else:
             self.running.remove(sequence)
-        self.pool.release(sequence.uid, sequence.blocks)
+        self.pool.release(sequence.blocks)
         sequence.phase = Phase.DONE
 
     # -- views ------------------------------------------------------------------------------------------------------
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.limits.block_tokens)
+
+    @property
+    def everyone(self) -> list[Sequence]:
+        return [*self.running, *self.waiting, *self.loading.values(), *self.paused.values()]
 
     @property
     def stepping(self) -> bool:
@@ -287,17 +346,16 @@ class Scheduler:
         return waiting + sum(max(0, s.prefill_until - s.computed) for s in self.running)
 
     def check_invariants(self) -> None:
-        self.pool.check_invariants()
-        everyone = [*self.loading.values(), *self.waiting, *self.running, *self.paused.values()]
+        everyone = self.everyone
+        self.pool.check_invariants([sequence.blocks for sequence in everyone])
         assert len({s.uid for s in everyone}) == len(everyone), "a sequence is in two states"
         assert len(self.running) + len(self.paused) <= self.limits.max_running
         assert [s.order for s in self.waiting] == sorted(s.order for s in self.waiting), "the queue lost its order"
         assert [s.order for s in self.running] == sorted(s.order for s in self.running)
         for sequence in everyone:
-            assert self.pool.owned_by(sequence.uid) == set(sequence.blocks), f"blocks of {sequence.uid} differ"
+            assert len(set(sequence.blocks)) == len(sequence.blocks), f"sequence {sequence.uid} has a block twice"
             if sequence.phase in (Phase.RUNNING, Phase.PAUSED):
                 assert len(sequence.blocks) * self.limits.block_tokens >= sequence.computed
             else:
                 assert not sequence.blocks, f"sequence {sequence.uid} is {sequence.phase} and holds blocks"
-        holders = [*self.running, *self.paused.values()]
-        assert sum(len(s.blocks) for s in holders) + self.pool.free == self.pool.total, "blocks leaked"
+        assert self.pool.held + self.pool.free == self.pool.total, "blocks leaked"

@@ -8,6 +8,7 @@ from enum import StrEnum
 from isthmus_shared.engines.kv_port import KvSink
 from isthmus_shared.engines.port import EngineRequest, PrefillTimes
 from isthmus_shared.messages.work import FinishReason
+from isthmus_shared.prefix import PrefixChain
 
 MAX_CHUNKS = 256
 """Written down of one prompt; the rest would only lengthen a trace."""
@@ -41,7 +42,7 @@ class Sequence:
     prefill_until: int = 0
     """Tokens that must be computed before it decodes: the prompt, or everything so far after a preemption."""
     saved: int = 0
-    """Tokens that are already in the sink; a preemption does not save them again."""
+    """Tokens that are already in the sink; those of a step begin here, be they computed by it or cached."""
     given_to: KvSink | None = None
     """Paused: where its KV goes."""
     loads: bool = False
@@ -53,6 +54,16 @@ class Sequence:
     """When the first step that works on its prompt began."""
     chunks: list[tuple[int, float]] = field(default_factory=list)
     """(prompt tokens, when they were computed)."""
+    names: PrefixChain | None = None
+    """Of its blocks' contents; None where nothing is kept for others."""
+    prefixes: PrefixChain | None = None
+    """The same prefixes as others are told of them."""
+    named: int = 0
+    """Its first blocks that have their names."""
+    cached: int | None = None
+    """Prompt tokens that were in the cache when it first ran."""
+    foreign: bool = False
+    """Its KV was loaded: what a window hides is not in its blocks, so nobody else may use them."""
     runner_note: bytes | None = None
     """The runner's own memo, dropped with the sequence."""
 

@@ -2,7 +2,8 @@
 
 The pattern of a token's K or V row follows from (model fingerprint, layer, K or V, token id, position), so whoever
 receives KV checks every byte against its own prompt: bytes of another prompt, another generation or another place
-never pass.
+never pass. The engine's own cache holds token ids: before a prompt's first token every place that it claims is compared
+with the prompt, so that a block of another prefix never passes either.
 """
 
 from __future__ import annotations
@@ -49,14 +50,17 @@ class SimRunner:
             groups=group_layers(SIM_WINDOWS, kv_heads=SIM_KV_HEADS, head_dim=SIM_HEAD_DIM),
         )
         self._salt = int(fingerprint[:16], 16)
+        self._cells: _Cells
 
     async def start(self) -> RunnerInfo:
         config = self._config
         block_bytes = self._shape.token_bytes * self._layout.block_tokens
+        blocks = config.kv_blocks or max(1, config.kv_cache_bytes // block_bytes)
+        self._cells = _Cells(blocks, self._layout.block_tokens)
         return RunnerInfo(
             shape=self._shape,
             layout=self._layout,
-            blocks_total=config.kv_blocks or max(1, config.kv_cache_bytes // block_bytes),
+            blocks_total=blocks,
             max_model_len_tokens=config.sim.max_model_len_tokens,
             vocab_size=SIM_VOCAB_SIZE,
             eos_token_ids=frozenset({SIM_EOS_TOKEN_ID}),
@@ -78,9 +82,13 @@ class SimRunner:
         try:
             if work.load:
                 self._verify(work.sequence)
+            if not work.copies:
+                self._cells.write(work)
             self._save(work)
         except IsthmusError as error:
             return WorkResult(fault=error.to_fault())
+        if work.prefill and work.sample:
+            self._cells.verify(work)
         return self._sample(work.sequence) if work.sample else WorkResult()
 
     # -- tokens -----------------------------------------------------------------------------------------------------
@@ -105,7 +113,7 @@ class SimRunner:
 
     def _save(self, work: Work) -> None:
         sequence, sink = work.sequence, work.sequence.sink
-        start = max(work.start, sequence.saved)
+        start = sequence.saved  # cached tokens before the step's own are saved with it
         if sink is None or start >= work.end:
             return
         index = CanonicalIndex(self._shape.manifest(sequence.sink_tokens))
@@ -143,6 +151,33 @@ class SimRunner:
         words = SIM_KV_HEADS * SIM_HEAD_DIM * self._shape.dtype.itemsize_bytes // 8
         columns = np.arange(words, dtype=np.uint64)
         return _mix(rows[:, None] + columns[None, :]).astype("<u8").view(np.uint8).reshape(-1)
+
+
+class _Cells:
+    """What is in the cache, one token id for each place; a loaded prompt's places are nobody else's, and say so."""
+
+    FOREIGN = -1
+
+    def __init__(self, blocks: int, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._tokens = np.full(blocks * block_tokens, self.FOREIGN, dtype=np.int32)
+
+    def write(self, work: Work) -> None:
+        if work.load:
+            self._tokens[self._places(work, 0, work.start)] = self.FOREIGN
+        self._tokens[self._places(work, work.start, work.end)] = work.tokens
+
+    def verify(self, work: Work) -> None:
+        sequence = work.sequence
+        start = sequence.request.loaded_tokens if sequence.foreign else 0
+        there = self._tokens[self._places(work, start, work.end)]
+        right = np.array_equal(there, np.asarray(sequence.tokens[start : work.end], dtype=np.int32))
+        assert right, f"sequence {work.sequence.uid} was given blocks of another prefix"
+
+    def _places(self, work: Work, start: int, end: int) -> npt.NDArray[np.int64]:
+        positions = np.arange(start, end)
+        table = np.asarray(work.block_table, dtype=np.int64)
+        return table[positions // self._block_tokens] * self._block_tokens + positions % self._block_tokens
 
 
 def _mix(words: Words) -> Words:

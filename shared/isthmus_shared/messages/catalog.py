@@ -33,6 +33,7 @@ _WORKER = MappingProxyType({"worker": "The worker's id"})
 _INGRESS = MappingProxyType(
     {"ingress": "The ingress' id", "incarnation": "Its life, so that a restart hears nothing old"}
 )
+_CANCEL = MappingProxyType({"client": "Who asked", "name": "What the asker calls it"})
 _worker_id = WorkerId("{worker}")
 
 CHANNELS: tuple[Channel, ...] = (
@@ -61,7 +62,7 @@ CHANNELS: tuple[Channel, ...] = (
         subjects.PLAN,
         route.RoutePlan,
         ("planner",),
-        ("ingress",),
+        ("ingress", "isthmus status"),
         "What an ingress routes by while no planner answers",
     ),
     Channel(
@@ -196,14 +197,14 @@ CHANNELS: tuple[Channel, ...] = (
         subjects.HEARTBEAT_PLANNER,
         health.PlannerHeartbeat,
         ("planner",),
-        ("ingress",),
+        ("ingress", "planner"),
         "A planner's life",
     ),
     Channel(
         "worker_lost",
         subjects.WORKER_LOST,
         health.WorkerLost,
-        ("kvrelay", "prefill-worker", "decode-worker"),
+        ("kvrelay", "prefill-worker", "decode-worker", "planner"),
         ("planner", "ingress"),
         "A worker is gone: its relay saw the socket close, or it said goodbye",
     ),
@@ -212,7 +213,7 @@ CHANNELS: tuple[Channel, ...] = (
         subjects.RELAY_RATES,
         health.RelayRates,
         ("planner",),
-        ("kvrelay",),
+        ("kvrelay", "planner"),
         "How fast relays may send to each other",
     ),
     Channel(
@@ -232,6 +233,15 @@ CHANNELS: tuple[Channel, ...] = (
         ("ingress",),
         "An OpenAI completion request in JSON or msgpack; answers come to the reply inbox",
         queue=subjects.API_QUEUE,
+    ),
+    Channel(
+        "api_cancel",
+        subjects.api_cancel("{client}", "{name}"),
+        None,
+        ("client",),
+        ("ingress",),
+        "Ends the request whose header `isthmus-cancel` named this subject; whatever is published",
+        parameters=_CANCEL,
     ),
     Channel(
         "api_models",

@@ -90,6 +90,8 @@ class WorkerHeartbeat(_Heartbeat):
     """Those that it could load; empty: only the one it has."""
     epoch: int = Field(default=0, ge=0)
     """Of the last assignment that it took; 0: none."""
+    max_batch: int = Field(default=0, ge=0)
+    """Sequences in one of its steps, at most; 0: it does not say."""
     prefix_sequence: int = Field(default=0, ge=0)
     """Of the last prefix event that it has published; a planner that has another one asks for a snapshot."""
 
@@ -106,6 +108,8 @@ class RelayHeartbeat(_Heartbeat):
     slots_quarantined: int
     sent_bytes: int
     received_bytes: int
+    host_s_per_byte: float | None = Field(default=None, gt=0)
+    """CPU time of this relay for each byte received, measured; None until enough has come."""
     clients: tuple[WorkerRef, ...] = ()
 
 
@@ -159,6 +163,8 @@ class PlannerHeartbeat(_Heartbeat):
     leader: bool = False
     epoch: int = Field(default=0, ge=0)
     """Of its leadership; 0: it does not lead."""
+    leader_problem: str = Field(default="", max_length=512)
+    """Why it can't even try to; empty if it can."""
     routes_total: int = Field(default=0, ge=0)
 
 

@@ -35,6 +35,14 @@ API_MODELS = f"{ROOT}.api.models"
 API_QUEUE = "ingress"
 
 
+def api_cancel(client: str, name: str) -> str:
+    """Anything published there ends the request that named it; `client`: the asker's bus user, without its role."""
+    return f"{ROOT}.api.cancel.{client}.{name}"
+
+
+API_CANCEL = api_cancel("*", "*")
+
+
 def worker_prefill(worker: WorkerId) -> str:
     """SubmitPrefill → SubmitReply."""
     return f"{ROOT}.worker.{worker}.prefill.submit"

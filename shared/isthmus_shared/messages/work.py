@@ -118,6 +118,11 @@ class _Work(WireMessage):
     """The life of the worker this is meant for; another life answers `stale_party`."""
 
 
+MAX_SALT_CHARS = 256
+CacheSalt = Annotated[str, Field(max_length=MAX_SALT_CHARS)]
+"""Prefixes are shared between requests of one salt only. A tenant's secret; empty: shared with all that have none."""
+
+
 class SubmitPrefill(_Work):
     KIND: ClassVar[str] = "submit_prefill"
 
@@ -131,6 +136,7 @@ class SubmitPrefill(_Work):
     retain_s: float = Field(default=0.0, ge=0)
     """From receipt: how long the relay may keep the KV once it was fetched, for another destination, if that costs
     nobody anything. Not more than `deadline_s`: until then."""
+    cache_salt: CacheSalt = ""
 
 
 class SubmitDecode(_Work):
@@ -145,6 +151,7 @@ class SubmitDecode(_Work):
     `token_ids` has: the rest is computed here, and no StartDecode follows either."""
     transfer_deadline_s: float = Field(gt=0)
     """From receipt to committed KV and first token (ticket given), else unused."""
+    cache_salt: CacheSalt = ""
 
 
 class SaveSequence(_Work):
@@ -231,6 +238,7 @@ class SequenceEvent(Part):
     finish: FinishReason | None = None
     fault: Fault | None = None
     cached_tokens: int = 0
+    """With the first token."""
 
 
 class StepFacts(Part):

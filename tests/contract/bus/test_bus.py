@@ -44,7 +44,8 @@ async def test_order_is_kept_per_publisher_and_subject(net: Net) -> None:
     one, two = await net.client("one"), await net.client("two")
     async with two.subscribe("a.b") as subscription:
         for number in range(500):
-            await one.publish("a.b", str(number).encode())
+            headers = {"X-Odd": "1"} if number % 7 % 2 else None
+            await one.publish("a.b", str(number).encode(), headers=headers)
         assert [int(m.data) for m in await take(subscription, 500)] == list(range(500))
 
 

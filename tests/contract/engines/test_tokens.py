@@ -19,7 +19,7 @@ async def test_a_handed_over_prompt_gives_the_aggregated_output(
     async with make(producer) as a, make(consumer) as b:
         for tokens in PROMPTS:
             prompt = prompt_of(tokens, seed=tokens)
-            wanted = await a.run(ask(f"whole-{tokens}", prompt))
+            wanted = await a.run(ask(f"whole-{tokens}", prompt, salt="alone"))
             got = await hand_over(a, b, f"split-{tokens}", prompt)
             assert wanted.finish is FinishReason.LENGTH
             assert wanted.indexes == list(range(8))
@@ -34,7 +34,7 @@ async def test_32_mixed_requests_at_once_give_what_each_gives_alone(
     lengths = [(1, 15, 16, 17, 63, 64, 65, 200)[i % 8] + i for i in range(32)]
     prompts = [prompt_of(length, seed=i) for i, length in enumerate(lengths)]
     async with make(producer) as a, make(consumer) as b:
-        alone = [await b.run(ask(f"alone-{i}", prompt)) for i, prompt in enumerate(prompts)]
+        alone = [await b.run(ask(f"alone-{i}", prompt, salt="alone")) for i, prompt in enumerate(prompts)]
         runs = [
             b.run(ask(f"r-{i}", prompt)) if i % 3 == 0 else hand_over(a, b, f"r-{i}", prompt)
             for i, prompt in enumerate(prompts)
@@ -56,7 +56,9 @@ async def test_long_and_short_prompts_at_once_give_what_each_gives_alone(
         runs = [hand_over(a, b, f"r-{i}", prompt) for i, prompt in enumerate(prompts)]
         together = await asyncio.gather(*runs)
         for i in range(len(prompts)):
-            assert_same_output(together[i], await b.run(ask(f"alone-{i}", prompts[i])), tolerance=tolerance)
+            assert_same_output(
+                together[i], await b.run(ask(f"alone-{i}", prompts[i], salt="alone")), tolerance=tolerance
+            )
         a.assert_empty()
         b.assert_empty()
 

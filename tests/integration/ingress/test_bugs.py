@@ -102,7 +102,7 @@ async def test_a_bug_in_a_request_over_nats_is_its_last_message(folder: Path) ->
 async def test_a_cancel_subject_that_is_none_is_refused(folder: Path) -> None:
     async with ingress_stack(folder, "ok", serve_http=False) as (_, _cluster, broker):
         bus = broker.client()
-        for subject in ("a b", "*", ""):
+        for subject in ("a b", "*", "", subjects.ROUTE, subjects.API_CANCEL, f"{subjects.ROOT}.api.cancel.acme"):
             body = json.dumps({"prompt": "x"}).encode()
             headers = {"isthmus-cancel": subject}
             answer = await bus.request(subjects.API_COMPLETIONS, body, timeout_s=5, headers=headers)

@@ -189,14 +189,14 @@ async def test_a_client_that_stops_reading_is_cut_off(folder: Path) -> None:
         await eventually(lambda: not cluster.held)
         assert ingress.server is not None
         server = ingress.server
-        await eventually(lambda: not server.server_state.connections, what="the connection is dropped")
+        await eventually(lambda: not server.connections, what="the connection is dropped")
 
 
 async def test_small_writes_leave_at_once(folder: Path) -> None:
     async with ingress_stack(folder, TEXT) as (ingress, _, _broker), httpx.AsyncClient() as http:
         await http.get(f"http://{ingress.address}/live")
         assert ingress.server is not None
-        (connection,) = ingress.server.server_state.connections
+        (connection,) = ingress.server.connections
         inner = connection.transport.get_extra_info("socket")
         assert inner.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 

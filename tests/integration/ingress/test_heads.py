@@ -8,7 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from isthmus_ingress.http_wire import MAX_HEAD_BYTES, ApiServer, Receive, Scope, Send, listen, send_json
+from isthmus_ingress.http_connection import MAX_HEAD_BYTES
+from isthmus_ingress.http_exchange import Receive, Scope, Send
+from isthmus_ingress.http_server import ApiServer, listen
+from isthmus_ingress.http_wire import send_json
 
 WAIT_S = 20.0
 LATE_S = 0.2

@@ -121,7 +121,7 @@ async def test_a_caller_may_cancel(folder: Path) -> None:
     script = say("x", eos=None)
     async with ingress_stack(folder, "", tokens=script, step_s=0.002, serve_http=False) as (_, cluster, broker):
         bus = broker.client()
-        inbox, stop = bus.new_inbox(), bus.new_inbox()
+        inbox, stop = bus.new_inbox(), subjects.api_cancel("acme", "7")
         async with bus.subscribe(inbox) as replies:
             body = json.dumps({**CHAT, "stream": True}).encode()
             await bus.publish(subjects.API_CHAT, body, reply=inbox, headers={"isthmus-cancel": stop})

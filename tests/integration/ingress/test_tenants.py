@@ -15,6 +15,7 @@ import pytest
 from isthmus_ingress.service import Ingress
 from isthmus_shared.bus.memory import MemoryBroker
 from isthmus_shared.messages import subjects
+from isthmus_shared.prefix import prefix_hashes
 from isthmus_testing.fake_cluster import FakeCluster, say
 from isthmus_testing.ingress import ingress_stack
 from isthmus_testing.waiting import eventually
@@ -120,3 +121,20 @@ async def test_wrong_keys_of_any_form_are_no_bug(folder: Path) -> None:
             async with asyncio.timeout(10):
                 answer = await http.post(CHAT, json=GOOD, headers={b"authorization": given})
             assert answer.status_code == 401
+
+
+async def test_a_tenants_prefixes_are_its_own_from_the_door_to_the_workers(folder: Path) -> None:
+    long = {**GOOD, "messages": [{"role": "user", "content": "x" * 200}]}
+    async with served(folder) as (http, _, _broker, cluster):
+        for body, key in ((long, ACME), (long, ACME), (long, OTHER), (long | {"cache_salt": "mine"}, ACME)):
+            assert (await http.post(CHAT, json=body, headers=bearer(key))).status_code == 200
+        salts = [submit.cache_salt for submit in cluster.workers["p1"].submits]
+        assert salts == [submit.cache_salt for submit in cluster.workers["d1"].submits]
+        assert salts[0] == salts[1] == "acme"
+        assert len(set(salts)) == 3
+        prefixes = [route.prefix for route in cluster.routes]
+        prompt = cluster.workers["p1"].submits[0].token_ids
+        assert prefixes == [prefix_hashes(prompt, salt) for salt in salts]
+        assert len(prefixes[0]) == 3
+        refused = await http.post(CHAT, json=GOOD | {"cache_salt": ""}, headers=bearer(ACME))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache_salt")

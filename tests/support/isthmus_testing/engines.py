@@ -31,6 +31,9 @@ class Outcome:
     indexes: list[int] = field(default_factory=list)
     finishes: list[FinishReason] = field(default_factory=list)
     fault: Fault | None = None
+    cached: int = 0
+    computed: int = 0
+    """Prompt tokens that were prefilled for it, where the engine tells."""
 
     @property
     def finish(self) -> FinishReason:
@@ -43,6 +46,8 @@ class Outcome:
         if output.token_ids:
             self.indexes.append(output.output_index)
         self.tokens += output.token_ids
+        self.cached += output.cached_tokens
+        self.computed += sum(tokens for tokens, _ in output.prefill.chunks) if output.prefill is not None else 0
         self.logprobs += output.logprobs or ()
         if output.finish is not None:
             self.finishes.append(output.finish)
@@ -126,6 +131,7 @@ def ask(
     save: MemoryKvTransfer | None = None,
     load: MemoryKvTransfer | None = None,
     manifest: KvManifest | None = None,
+    salt: str = "",
     **sampling: object,
 ) -> EngineRequest:
     params = {"max_tokens": 8, "temperature": 0.0, "logprobs": 3, "ignore_eos": True} | sampling
@@ -137,6 +143,7 @@ def ask(
         kv_save=None if save is None else save.sink,
         kv_load=None if load is None else load.source,
         kv_manifest=manifest,
+        cache_salt=salt,
     )
 
 
@@ -158,6 +165,7 @@ async def hand_over(producer: Harness, consumer: Harness, name: str, prompt: Seq
         indexes=first.indexes + rest.indexes,
         finishes=rest.finishes,
         fault=rest.fault,
+        cached=first.cached,
     )
 
 

@@ -26,6 +26,8 @@ from isthmus_shared.errors import DeadlineExceeded, Unavailable
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.base import unpack_map
 from isthmus_shared.messages.health import ClusterView, ProcessState
+from isthmus_shared.messages.route import RoutePlan
+from isthmus_testing.waiting import tick
 
 START_S = 120.0
 STOP_S = 60.0
@@ -62,6 +64,12 @@ class LocalCluster:
     def logs(self) -> list[Path]:
         return sorted((self.state_dir / "logs").glob("*.log"))
 
+    def forbidden(self) -> list[str]:
+        """What the bus has not let somebody say or hear, by the logs."""
+        marks = ("bus.forbidden", "bus_forbidden", "Permissions Violation")
+        lines = [line for log in self.logs() for line in log.read_text(errors="replace").splitlines()]
+        return [line for line in lines if any(mark in line for mark in marks)]
+
     @property
     def state(self) -> ClusterState:
         return StateDir(self.state_dir).read()
@@ -80,6 +88,20 @@ class LocalCluster:
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         self.process.send_signal(number)
         return self.process.wait(timeout=STOP_S)
+
+    async def until_planned(self) -> None:
+        """A planner that is there now has told of a plan, so that an ingress could go on without it."""
+        bus = await NatsBus.connect(self.bus_url, name="test")
+        async with bus, asyncio.timeout(START_S), bus.subscribe(subjects.PLAN) as plans:
+            async for message in plans:
+                if RoutePlan.decode(message.data).models:
+                    return
+
+    async def until_led(self) -> None:
+        """A planner holds the lease."""
+        async with asyncio.timeout(START_S):
+            while not any(planner.leader for planner in (await self.view()).planners):
+                await tick()
 
     async def view(self) -> ClusterView:
         bus = await NatsBus.connect(self.bus_url, name="test")
@@ -187,9 +209,12 @@ def local_cluster(arguments: Sequence[str], state_dir: Path) -> Iterator[LocalCl
     """A cluster that is ready; stopped in order at the end."""
     with launched(arguments, state_dir) as cluster:
         ready = cluster.until_event("ready", START_S)
-        cluster.url, cluster.bus_url = ready["http_url"], ready["bus_url"]
+        cluster.url, cluster.bus_url = ready["http_url"], cluster.state.bus_url
         yield cluster
         assert cluster.stop() == 0, cluster.told()
+        assert not (refused := cluster.forbidden()), (
+            f"what a process may not do on the bus, or its role lacks: {refused}"
+        )
 
 
 def environment() -> dict[str, str]:

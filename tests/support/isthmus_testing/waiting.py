@@ -15,6 +15,12 @@ async def eventually(predicate: Callable[[], bool], timeout_s: float = 10.0, *, 
     deadline = loop.time() + timeout_s
     while not predicate():
         assert loop.time() < deadline, f"not within {timeout_s:g} s: {what or predicate}"
-        tick = loop.create_future()
-        loop.call_later(_POLL_S, tick.set_result, None)
-        await tick
+        await tick()
+
+
+async def tick() -> None:
+    """Let everything else run for a moment."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    loop.call_later(_POLL_S, over.set_result, None)
+    await over

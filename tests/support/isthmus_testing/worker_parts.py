@@ -79,6 +79,10 @@ class ToldEngine:
         for report in ():
             yield report
 
+    @property
+    def prefixes(self) -> None:
+        return None
+
     def load(self) -> EngineLoad:
         return EngineLoad(0, 0, 0, 0, 10, None, None)
 

@@ -1,29 +1,32 @@
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
 
+from isthmus_cli.bus_users import write_urls
 from isthmus_cli.child import Command
 from isthmus_cli.commands import Surroundings, commands
 from isthmus_cli.spec import ClusterSpec, load
 from isthmus_ingress.config import IngressConfig
 from isthmus_planner.config import PlannerConfig
+from isthmus_shared.config import ServiceConfig
 from isthmus_shared.engines.config import EngineKind
 from isthmus_shared.engines.vllm.arguments import parse
 from isthmus_worker.config import WorkerConfig
 
+SECRETS = Path("/run/x/secrets")
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-def plan(spec: ClusterSpec, environ: dict[str, str] | None = None) -> dict[str, Command]:
+def plan(spec: ClusterSpec, environ: dict[str, str] | None = None, *, secrets: Path = SECRETS) -> dict[str, Command]:
     around = Surroundings(
         environ=environ or {},
-        bus_url="nats://127.0.0.1:1",
         model=Path("/models/tiny"),
         logs=Path("/logs"),
         run_dir=Path("/run/x"),
-        relay_secret="s3cret",
+        secrets=secrets,
         port=8123,
         cpus=4,
     )
@@ -34,8 +37,13 @@ def test_everything_of_the_demo_is_started_in_an_order_in_which_it_can_be_used()
     assert list(plan(load(None))) == ["planner", "relay-node-a", "relay-node-b", "prefill-a", "decode-b", "ingress"]
 
 
-def test_every_process_accepts_the_settings_that_it_is_given() -> None:
-    made = plan(load(None))
+def test_every_process_accepts_the_settings_that_it_is_given(tmp_path: Path) -> None:
+    made = plan(load(None), secrets=tmp_path)
+    write_urls(tmp_path, {name: f"nats://{name}:pass@127.0.0.1:1" for name in made})
+    (tmp_path / "relay_secret").write_text("0123456789abcdef")
+    for name, command in made.items():
+        assert ServiceConfig.load(command.env).nats_url == f"nats://{name}:pass@127.0.0.1:1"
+        assert stat.S_IMODE((tmp_path / f"{name}.nats_url").stat().st_mode) == 0o600
     worker = WorkerConfig.load(made["prefill-a"].env)
     assert (worker.id, worker.node_id, worker.vendor, worker.kv_layout, worker.threads) == (
         "prefill-a",
@@ -73,14 +81,23 @@ def test_the_callers_environment_is_passed_on_but_not_its_isthmus_settings() -> 
         {"PATH": "/bin", "NATS_URL": "nats://other", "ISTHMUS_WORKER_ID": "x", "ISTHMUS_LOG_LEVEL": "debug"},
     )
     env = made["planner"].env
-    assert (env["PATH"], env["ISTHMUS_LOG_LEVEL"], env["ISTHMUS_NATS_URL"]) == ("/bin", "debug", "nats://127.0.0.1:1")
+    assert (env["PATH"], env["ISTHMUS_LOG_LEVEL"]) == ("/bin", "debug")
+    assert env["ISTHMUS_NATS_URL_FILE"] == "/run/x/secrets/planner.nats_url"
     assert "NATS_URL" not in env
     assert "ISTHMUS_WORKER_ID" not in env
 
 
 def test_only_relays_know_the_secret() -> None:
-    knowing = {name for name, command in plan(load(None)).items() if "s3cret" in command.env.values()}
+    made = plan(load(None))
+    knowing = {name for name, command in made.items() if "/run/x/secrets/relay_secret" in command.env.values()}
     assert knowing == {"relay-node-a", "relay-node-b"}
+
+
+def test_a_setting_of_the_file_takes_the_place_of_a_secret_file() -> None:
+    spec = load(None).model_copy(update={"env": {"ISTHMUS_NATS_URL": "nats://elsewhere:1"}})
+    made = plan(spec)
+    assert all(command.env["ISTHMUS_NATS_URL"] == "nats://elsewhere:1" for command in made.values())
+    assert not any("ISTHMUS_NATS_URL_FILE" in command.env for command in made.values())
 
 
 @pytest.mark.parametrize("level", ["process", "cluster"])
@@ -95,8 +112,9 @@ def test_the_files_own_settings_win(level: str) -> None:
     assert plan(spec, {"ISTHMUS_LOG_LEVEL": "debug"})["planner"].env["ISTHMUS_LOG_LEVEL"] == "error"
 
 
-def test_the_example_runs_vllm_on_one_node_and_the_reference_engine_on_the_other() -> None:
-    made = plan(load(EXAMPLES / "vllm-cluster.yaml"))
+def test_the_example_runs_vllm_on_one_node_and_the_reference_engine_on_the_other(tmp_path: Path) -> None:
+    made = plan(load(EXAMPLES / "vllm-cluster.yaml"), secrets=tmp_path)
+    write_urls(tmp_path, dict.fromkeys(made, "nats://127.0.0.1:1"))
     prefill, decode = (WorkerConfig.load(made[name].env).engine_config() for name in ("prefill-a", "decode-b"))
     assert (prefill.kind, decode.kind) == (EngineKind.VLLM, EngineKind.REFERENCE)
     assert parse(prefill.vllm_args)["kv_cache_memory_bytes"] == 64 << 20

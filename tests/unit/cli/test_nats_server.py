@@ -27,5 +27,5 @@ def test_what_can_be_one_is_taken_as_it_is(url: str) -> None:
 async def test_a_server_that_is_not_there_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isthmus_cli.nats_server.FOUND_S", 0.3)
     with pytest.raises(BusDisconnected, match="no bus at nats:"):
-        async with bus("nats://127.0.0.1:1", tmp_path / "nats.log", lambda what, pid: None):
+        async with bus("nats://127.0.0.1:1", tmp_path / "nats.log", lambda what, pid: None, {}):
             pass

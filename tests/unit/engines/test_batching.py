@@ -237,7 +237,7 @@ async def test_load_tells_what_waits_runs_and_how_fast() -> None:
         runner.gate.clear()
         engine.submit(ask("runs", prompt_of(20), max_tokens=3))
         await runner.entered.wait()
-        engine.submit(ask("waits", prompt_of(30)))
+        engine.submit(ask("waits", prompt_of(30, seed=1)))
         engine.submit(ask("loads", prompt_of(40), load=engine.transfer(40)))
         load = engine.engine.load()
         assert (load.running, load.waiting, load.loading) == (1, 1, 1)

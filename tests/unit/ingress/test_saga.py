@@ -33,6 +33,7 @@ from isthmus_ingress.saga_types import (
 )
 from isthmus_shared.errors import (
     BusDisconnected,
+    Cancelled,
     DeadlineExceeded,
     Fault,
     IsthmusError,
@@ -158,6 +159,16 @@ def test_an_answer_that_ends_at_its_first_token_cancels_the_decode_side() -> Non
     assert play.effects[1:] == [SendCancel(worker("d1"), Generation(1), "finished"), End(FinishReason.STOP, None)]
     play.feed(Answered(Call.DECODE, Generation(1)))
     assert play.effects == [SendCancel(worker("d1"), Generation(1), "finished")], "it may not have known then"
+
+
+def test_decode_may_learn_of_an_end_at_the_first_token_before_the_ingress_does() -> None:
+    play = Play().crossing()
+    cut_off = Cancelled("the sequence ended with its first token").to_fault()
+    play.token(D1, 0, count=0, finish=FinishReason.ERROR, fault=cut_off)
+    assert play.effects == [], "the first token is on its way"
+    play.token(P1, 0, finish=FinishReason.STOP)
+    assert play.effects[1:] == [End(FinishReason.STOP, None)]
+    assert play.tokens == [token_at(0)]
 
 
 def test_one_token_asks_for_no_decode() -> None:

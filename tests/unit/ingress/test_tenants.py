@@ -81,3 +81,11 @@ def test_a_file_that_cannot_serve_anybody_ends_the_start(tmp_path: Path) -> None
     for path, why in ((empty, "nobody is in it"), (binary, "UTF-8"), (tmp_path, "directory"), (tmp_path / "no", "No")):
         with pytest.raises(ConfigInvalid, match=why):
             read_tenants(path)
+
+
+def test_a_salt_that_a_request_asks_for_parts_it_further_and_gives_it_no_other_tenants() -> None:
+    one, other, nobody = Tenant("one", cache_salt="one"), Tenant("other", cache_salt="other"), ANYONE
+    salts = [tenant.salt_with(asked) for tenant in (one, other, nobody) for asked in (None, "one", "other", "x")]
+    assert len(set(salts)) == len(salts)
+    assert one.salt_with("x") == Tenant("again", cache_salt="one").salt_with("x")
+    assert nobody.salt_with(None) == ""

@@ -7,7 +7,10 @@ import pytest
 from isthmus_planner.cost.online import StepCosts
 from isthmus_planner.cost.speeds import CostConstants, Pending, Side, predict, prior_costs, queue_wait_s
 from isthmus_planner.estimates import Estimates
-from isthmus_planner.route import Cluster, Policy, choose
+from isthmus_planner.routing.choose import choose
+from isthmus_planner.routing.policy import Policy
+from isthmus_planner.routing.refusing import Known
+from isthmus_planner.routing.view import View
 from isthmus_shared.ids import Incarnation, NodeId, RequestId, WorkerId
 from isthmus_shared.messages.health import ProcessState, Role, StepSample, WorkerHeartbeat, WorkerLoad
 from isthmus_shared.messages.route import RouteRequest
@@ -140,8 +143,10 @@ def test_the_worker_whose_steps_are_learned_to_be_cheaper_is_chosen() -> None:
     workers = tuple(
         beat(n, total=200, role=Role.PREFILL if n[0] == "p" else Role.DECODE) for n in ("p1", "p2", "d1", "d2")
     )
-    known = Cluster(workers, {}, frozenset({"demo"}), warm=True, learned=estimates.live())
+    view = View(Policy())
+    for worker in workers:
+        view.beat(worker, 0.0, estimates.live()[worker.incarnation])
     request = RouteRequest(request_id=RequestId("r"), model="demo", isl_tokens=512, max_osl_tokens=16)
-    chosen, _ = choose(request, known, Policy(), Incarnation("planner"))
+    chosen = choose(request, view, lambda: Known(frozenset(), warm=True), Incarnation("planner"), 0.0).route
     assert chosen.prefill is not None
     assert (chosen.prefill.worker_id, chosen.decode.worker_id) == ("p2", "d2")

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from isthmus_ingress.openai.errors import BODY
 from isthmus_shared.errors import InvalidRequest
-from isthmus_shared.messages.work import MAX_COUNT, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from isthmus_shared.messages.work import MAX_COUNT, MAX_SALT_CHARS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -107,6 +107,7 @@ class _Common(_Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
     @model_validator(mode="after")
     def _options_only_when_streaming(self) -> Self:

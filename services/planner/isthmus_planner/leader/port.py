@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +18,11 @@ class Leadership(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SoleLeader:
-    """Where there is no bucket to hold a lease in: the only replica leads."""
+class SetLeader:
+    """Whether it leads is a matter of settings: no lease is held."""
 
-    epoch: int | None = 1
+    now: Callable[[], int | None]
+
+    @property
+    def epoch(self) -> int | None:
+        return self.now()

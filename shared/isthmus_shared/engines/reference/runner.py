@@ -125,7 +125,7 @@ class ReferenceRunner:
         """Gather what this step has added to one layer, canonical, into the sinks."""
         for work in works:
             sequence, sink = work.sequence, work.sequence.sink
-            start = max(work.start, sequence.saved)
+            start = sequence.saved  # cached tokens before the step's own are saved with it
             if sink is None or start >= work.end or sequence.uid in faults:
                 continue
             index = self._index(sequence.sink_tokens)

@@ -31,6 +31,7 @@ _SETTINGS = {
     "kv_cache_bytes": "kv_cache_memory_bytes",
     "max_batch": "max_num_seqs",
     "max_model_len_tokens": "max_model_len",
+    "prefix_cache": "enable_prefix_caching",
 }
 """The worker's own settings, passed on where they were given; else vLLM's defaults hold."""
 

@@ -131,7 +131,9 @@ class VllmCore:
         from vllm.sampling_params import RequestOutputKind
 
         params = vllm.SamplingParams(**request.params, detokenize=False, output_kind=RequestOutputKind.DELTA)
-        prompt = {"type": "token", "prompt_token_ids": list(request.token_ids)}
+        prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": list(request.token_ids)}
+        if request.cache_salt:
+            prompt["cache_salt"] = request.cache_salt
         try:
             self._internal[request.name] = self._engine.add_request(request.name, prompt, params)
         except (ValueError, TypeError) as error:  # vLLM's validation errors are ValueErrors

@@ -175,6 +175,11 @@ class VllmEngine:
             prefill_tokens_per_s=self._speed.prefill_tokens_per_s,
         )
 
+    @property
+    def prefixes(self) -> None:
+        """vLLM caches prefixes, but names its blocks otherwise than others are told of them."""
+        return None
+
     def check_invariants(self) -> None:
         """Raises AssertionError if something is lost or held twice. For tests and diagnosis."""
         assert self._watchers.keys() <= self._lives.keys(), "a watcher outlived its sequence"

@@ -104,7 +104,8 @@ class Live:
             "logprobs": sampling.logprobs,
             "extra_args": extra or None,
         }
-        return NewRequest(self.name, request.token_ids + first, params, loads=request.kv_load is not None)
+        loads, salt = request.kv_load is not None, request.cache_salt
+        return NewRequest(self.name, request.token_ids + first, params, loads=loads, cache_salt=salt)
 
     def _flow(self, manifest: KvManifest) -> dict[str, Any]:
         if self.request.kv_save is not None:

@@ -31,6 +31,7 @@ class NewRequest:
     """Keyword arguments of vLLM's `SamplingParams`."""
     loads: bool = False
     """Its prompt's KV is loaded, but for the last token."""
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

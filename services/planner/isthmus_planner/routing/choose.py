@@ -1,0 +1,142 @@
+"""The choice of a route out of a view: O(prefill workers + decode workers). Pure.
+
+The pairs' and the lone workers' best are found by columns; what is told of the one that is chosen is worked out by the
+scorers themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from isthmus_planner.routing.ask import Ask, Crossing, ask_of
+from isthmus_planner.routing.columns import NEVER
+from isthmus_planner.routing.group import Group
+from isthmus_planner.routing.picker import PairCosts, best_pair, least
+from isthmus_planner.routing.policy import ModePolicy
+from isthmus_planner.routing.predicting import Picked, choice_of
+from isthmus_planner.routing.refusing import Known, refusal
+from isthmus_planner.routing.scorers import targets
+from isthmus_planner.routing.types import CachedTokens, Choice, NothingCached
+from isthmus_planner.routing.view import View
+from isthmus_shared.ids import Incarnation
+from isthmus_shared.messages.route import RouteRequest
+
+NOTHING_CACHED = NothingCached()
+
+
+def choose(
+    request: RouteRequest,
+    view: View,
+    known: Callable[[], Known],
+    planner: Incarnation,
+    now_s: float,
+    cached: CachedTokens = NOTHING_CACHED,
+) -> Choice:
+    """The best that can be done now, whether or not it meets the request's targets; raises the typed refusal if
+    nobody can take it at all."""
+    ask = asked(request, view, cached)
+    picked = _resuming(ask, request, view) or pick(ask, request.exclude, view, request.model, now_s)
+    if picked is None:
+        raise refusal(request, view, known())
+    return choice_of(request, picked, view.policy, planner)
+
+
+def asked(request: RouteRequest, view: View, cached: CachedTokens = NOTHING_CACHED) -> Ask:
+    held = cached.cached_tokens(request.prefix) if request.prefix else NOTHING_CACHED.cached_tokens(())
+    return ask_of(request, view.policy, held, view.usual_osl_tokens(request.model))
+
+
+def pick(ask: Ask, exclude: tuple[Incarnation, ...], view: View, model: str, now_s: float) -> Picked | None:
+    groups = view.groups(model)
+    mode = view.policy.mode
+    pair: Picked | None = None
+    if mode is not ModePolicy.AGGREGATED:
+        pair = _cheapest(_pair(ask, exclude, group, view, now_s) for group in groups)
+        if pair is not None and mode is ModePolicy.DISAGGREGATED:
+            return pair
+    alone = _cheapest(_alone(ask, exclude, group) for group in groups)
+    if alone is None and pair is None and exclude:
+        # Nobody else is left. What failed was most often the way between two workers: one of them may still serve the
+        # request alone. If it was the worker itself, it answers with that at once.
+        alone = _cheapest(_alone(ask, (), group) for group in groups)
+    return _cheapest((pair, alone))
+
+
+def _resuming(ask: Ask, request: RouteRequest, view: View) -> Picked | None:
+    """A decode worker that can fetch the KV that is staged, and has only the tokens after it to compute."""
+    staged = request.staged
+    if staged is None or not view.rails.lives(staged.relay):
+        return None
+    key = (request.model, staged.model_fingerprint, staged.kv_form)
+    for group in view.groups(request.model):
+        if group.key == key:
+            there = {seat.life: staged.tokens for seat in group.decode.seats if seat.beat.relay is not None}
+            without_relay = tuple(seat.life for seat in group.decode.seats if seat.beat.relay is None)
+            resumed = replace(ask, cached=there)
+            picked = _alone(resumed, (*request.exclude, *without_relay), group)
+            return None if picked is None else replace(picked, staged=True)
+    return None
+
+
+def _cheapest(found: Iterable[Picked | None]) -> Picked | None:
+    """The first of the least."""
+    best: Picked | None = None
+    for picked in found:
+        if picked is not None and (best is None or picked.cost_s < best.cost_s):
+            best = picked
+    return best
+
+
+def _pair(ask: Ask, exclude: tuple[Incarnation, ...], group: Group, view: View, now_s: float) -> Picked | None:
+    first, second = group.prefill, group.decode
+    if not first.seats or not second.seats:
+        return None
+    prefill, decode = first.costs(ask), second.pair_costs(ask)
+    first.strike(prefill, ask.tokens, exclude)
+    second.strike(decode, ask.tokens, exclude)
+    size_bytes = group.crossing_bytes(ask.tokens)
+    if min(first.staging) < size_bytes:
+        room_s = ask.weights.room_s
+        prefill = [
+            cost if size_bytes <= free else cost + room_s for cost, free in zip(prefill, first.staging, strict=True)
+        ]
+    base_s = view.rails.base_s
+    bounded = view.rails.bounded(now_s) and group.size is not None
+
+    def transfer_s(i: int, j: int) -> float:
+        slowest = max(first.out[i], second.inn[j])
+        if bounded:
+            slowest = max(slowest, view.ceiling_s_per_byte(group, first.seats[i], second.seats[j], now_s))
+        return base_s + size_bytes * slowest
+
+    def crossing(i: int, j: int) -> float:
+        """What only the pair as such costs: the crossing, and what it does to the mean ITL."""
+        if first.seats[i] is second.seats[j]:
+            return NEVER
+        seconds = transfer_s(i, j)
+        cost = ask.weights.transfer * seconds
+        if ask.itl_target_s is not None:
+            seat = second.seats[j]
+            over, over_alone = targets.itl_over_s(ask, seat, seconds), targets.itl_over_s(ask, seat, 0.0)
+            cost += targets.missed_s(ask, over, ask.osl_tokens) - targets.missed_s(ask, over_alone, ask.osl_tokens)
+        return cost
+
+    share = ask.weights.transfer * size_bytes
+    costs = PairCosts(prefill, decode, [share * s for s in first.out], [share * s for s in second.inn], crossing)
+    found = best_pair(costs)
+    if found is None:
+        return None
+    i, j, cost_s = found
+    crossed = Crossing(transfer_s(i, j), staged=size_bytes <= first.staging[i])
+    return Picked(ask, cost_s, first.seats[i], second.seats[j], crossed)
+
+
+def _alone(ask: Ask, exclude: tuple[Incarnation, ...], group: Group) -> Picked | None:
+    workers = group.decode
+    if not workers.seats:
+        return None
+    costs = [a + b for a, b in zip(group.alone.costs(ask), workers.alone_costs(ask), strict=True)]
+    workers.strike(costs, ask.tokens, exclude)
+    j = least(costs)
+    return None if j is None else Picked(ask, costs[j], None, workers.seats[j])

@@ -1,0 +1,146 @@
+"""One worker as a route sees it: what its heartbeat, its learned costs and what was routed to it since amount to.
+
+For a prompt of n new tokens its costs are straight lines in n, up to the rounding to chunks:
+
+    prefill     wait_s + n · token_s + ⌈n / chunk_tokens⌉ · chunk_s
+    ITL         itl_s + n · kv_token_s        of everyone, once the request has joined
+
+A seat is never changed: a beat or an assignment puts another in its place, so that an explanation can keep it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from isthmus_planner.cost.online import LiveCosts
+from isthmus_planner.cost.speeds import CostConstants, Pending, Side, decode_itl_s, queue_wait_s
+from isthmus_planner.registry import ref_of
+from isthmus_shared.ids import Incarnation
+from isthmus_shared.messages.health import Role, WorkerHeartbeat
+from isthmus_shared.messages.work import WorkerRef
+
+NO_CHUNK = 1 << 30
+"""Where no step has been learned, a prompt is one chunk that costs nothing by itself."""
+NO_PENDING = Pending()
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Actual over predicted, of a worker that drifts: its costs are taken so many times."""
+
+    ttft: float = 1.0
+    itl: float = 1.0
+
+
+UNCORRECTED = Correction()
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """ITL targets of those who were routed to a worker."""
+
+    strictest_s: float = math.inf
+    count: int = 0
+    """With any target."""
+
+
+NO_TARGETS = Targets()
+
+
+@dataclass(slots=True)
+class Seat:
+    """Not frozen only because one is made for each route and beat, and a frozen one takes four times as long."""
+
+    beat: WorkerHeartbeat
+    ref: WorkerRef
+    pending: Pending
+    targets: Targets
+    wait_s: float
+    token_s: float
+    chunk_tokens: int
+    chunk_s: float
+    prefill_spread: float
+    """p90 over p50."""
+    prefill_told: bool
+    """Whether its costs are the worker's own and no defaults."""
+    itl_s: float
+    sequence_s: float
+    """What the joining sequence adds by itself; in `itl_s` already."""
+    kv_token_s: float
+    decode_spread: float
+    decode_told: bool
+    residents: int
+    """Sequences that decode there, or are about to."""
+    free_tokens: int
+    """Room for KV."""
+    load: int
+    dollars_per_s: float
+
+    @property
+    def life(self) -> Incarnation:
+        return self.beat.incarnation
+
+    def prefill_s(self, tokens: int) -> float:
+        """Of so many prompt tokens, once their turn has come."""
+        return tokens * self.token_s + -(-tokens // self.chunk_tokens) * self.chunk_s
+
+    def itl_with_s(self, tokens: int) -> float:
+        return self.itl_s + tokens * self.kv_token_s
+
+
+def seat_of(
+    beat: WorkerHeartbeat,
+    constants: CostConstants,
+    *,
+    live: LiveCosts | None = None,
+    pending: Pending = NO_PENDING,
+    targets: Targets = NO_TARGETS,
+    correction: Correction = UNCORRECTED,
+    dollars_per_s: float = 0.0,
+    ref: WorkerRef | None = None,
+) -> Seat:
+    side = Side(beat, pending, live)
+    load = beat.load
+    decodes = Role.DECODE in beat.roles
+    prefill, decode = side.learned_prefill, side.learned_decode
+    if prefill is None:
+        token_s = 1.0 / (load.prefill_tokens_per_s or constants.prefill_tokens_per_s)
+        chunk_tokens, chunk_s = NO_CHUNK, 0.0
+    else:
+        token_s = prefill.costs.per_prefill_token_s
+        chunk_tokens, chunk_s = max(prefill.chunk_tokens, 1), prefill.costs.step_s(load.running, side.kv_tokens)
+    if decode is None:
+        sequence_s, kv_token_s = constants.decode_step_per_sequence_s, 0.0
+    else:
+        sequence_s, kv_token_s = decode.costs.per_sequence_s, decode.costs.per_kv_token_s
+    told_prefill = prefill is not None or bool(load.prefill_tokens_per_s)
+    told_decode = decode is not None or bool(load.decode_step_s)
+    slower, later = correction.ttft, correction.itl
+    return Seat(
+        beat=beat,
+        ref=ref_of(beat) if ref is None else ref,
+        pending=pending,
+        targets=targets,
+        wait_s=slower * queue_wait_s(side, constants),
+        token_s=slower * token_s,
+        chunk_tokens=chunk_tokens,
+        chunk_s=slower * chunk_s,
+        prefill_spread=_spread(prefill, told=told_prefill, constants=constants),
+        prefill_told=told_prefill,
+        itl_s=later * decode_itl_s(side, 0, constants),
+        sequence_s=later * sequence_s,
+        kv_token_s=later * kv_token_s,
+        decode_spread=_spread(decode, told=told_decode, constants=constants),
+        decode_told=told_decode,
+        residents=load.running + load.loading + pending.sequences if decodes else 0,
+        free_tokens=(load.kv_blocks_free - pending.kv_blocks) * beat.kv_block_tokens,
+        load=load.running + load.waiting + load.loading + pending.sequences,
+        dollars_per_s=dollars_per_s,
+    )
+
+
+def _spread(live: LiveCosts | None, *, told: bool, constants: CostConstants) -> float:
+    """A step's own scatter where it is known, but never less than what requests differ by."""
+    least = constants.spread_calibrated if told else constants.spread_default
+    return least if live is None else max(least, live.spread)
