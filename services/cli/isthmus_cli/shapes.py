@@ -132,4 +132,11 @@ SHAPES: Mapping[str, Shape] = {
             "deepseek": "checks, fitted and assumed constants",
         },
     ),
+    "nats-config": Shape(
+        OBJECT,
+        {
+            "config": "the server's file",
+            "users": "name, file of the URL, file of the nkey (null with passwords); a process is given these files",
+        },
+    ),
 }

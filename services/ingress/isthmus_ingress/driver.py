@@ -9,7 +9,7 @@ from typing import TypeVar, assert_never
 from isthmus_ingress.calls import Calls
 from isthmus_ingress.calls import Deps as Deps
 from isthmus_ingress.calls import Work as Work
-from isthmus_ingress.itl_ledger import ItlLedger
+from isthmus_ingress.itl_ledger import Excursion, ItlLedger
 from isthmus_ingress.outbox import Outbox
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import (
@@ -108,31 +108,33 @@ class RunningSaga:
         self.feed(Output(incarnation, event))
         tokens = len(self.saga.output) - known
         if tokens:
-            self._enter(self._loop.time(), tokens, incarnation, step)
+            late = self._ledger.take(self._loop.time(), tokens, incarnation, step)
+            if late is not None:
+                self._note_late(late, tokens)
 
     def flow(self, incarnation: Incarnation, event: QuickEvent, step: Facts | None, now_s: float) -> bool:
         """`take` for the usual event, in a tenth of the time; False when it is not one."""
         flow = self.saga.flow
         if flow is None or event.cached_tokens or not flow.take(incarnation, event, now_s):
             return False
-        if not self._outbox.flow(self._index, event.token_ids):
+        token_ids = event.token_ids
+        if not self._outbox.flow(self._index, token_ids):
             self._loop.call_soon(self.feed, ClientGone())
-        self._enter(now_s, len(event.token_ids), incarnation, step)
+        late = self._ledger.take(now_s, len(token_ids), incarnation, step)
+        if late is not None:
+            self._note_late(late, len(token_ids))
         return True
 
-    def _enter(self, now_s: float, tokens: int, incarnation: Incarnation, step: Facts | None) -> None:
-        """Into the ledger: were these tokens late, and why?"""
-        late = self._ledger.take(now_s, tokens, incarnation, step)
-        if late is not None:
-            self._deps.metrics.itl_excursions.labels(late.cause).inc()
-            self._deps.log.debug(
-                "itl.excursion",
-                request_id=self.work.request_id,
-                output_index=len(self.saga.output) - tokens,
-                cause=late.cause.value,
-                itl_s=round(late.itl_s, 6),
-                median_s=round(late.median_s, 6),
-            )
+    def _note_late(self, late: Excursion, tokens: int) -> None:
+        self._deps.metrics.itl_excursions.labels(late.cause).inc()
+        self._deps.log.debug(
+            "itl.excursion",
+            request_id=self.work.request_id,
+            output_index=len(self.saga.output) - tokens,
+            cause=late.cause.value,
+            itl_s=round(late.itl_s, 6),
+            median_s=round(late.median_s, 6),
+        )
 
     def _arm(self) -> None:
         if self._timer is not None:

@@ -16,7 +16,7 @@ from isthmus_ingress.harmony import HarmonyParser
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.openai.errors import TooManyRequests
 from isthmus_ingress.openai.render import Usage
-from isthmus_ingress.outbox import Outbox, joined
+from isthmus_ingress.outbox import Outbox
 from isthmus_ingress.prepare import Prepared
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import ClientGone, Deliver, End, StopFound
@@ -158,14 +158,12 @@ class Exchange:
             self.outcome = "client_gone"
             self._metrics.cancellations.inc()
             raise Cancelled("the client left")
-        if self._bursts and len(items) > 1:
-            items = joined(items)
         updates: list[Update] = []
         for index, effect in items:
             choice = self.choices[index]
             if choice.finish is not None:
                 continue  # a stop string was found: what was under way is not shown
-            if type(effect) is tuple:
+            if type(effect) is list:
                 self._flow(choice, effect, updates)
             elif type(effect) is Deliver:
                 self._take(choice, effect, updates)
@@ -185,9 +183,9 @@ class Exchange:
         self.outcome = error.code
         return error
 
-    def _flow(self, choice: Choice, token_ids: tuple[int, ...], updates: list[Update]) -> None:
+    def _flow(self, choice: Choice, token_ids: list[int], updates: list[Update]) -> None:
         if not self._bursts:
-            self._take(choice, Deliver(choice.tokens, token_ids, None, 0), updates)
+            self._take(choice, Deliver(choice.tokens, tuple(token_ids), None, 0), updates)
             return
         updates.append((choice, choice.burst(token_ids, self._texts)))
         self._time(choice.index, len(token_ids))

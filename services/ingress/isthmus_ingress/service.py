@@ -123,7 +123,7 @@ class Ingress:
             clients_need_keys=frontend.keyring.needs_keys,
         )
         app = ApiApp(self.runtime, frontend, limits, ui=ui)
-        with listen(config.host, config.port) as listener:
+        with listen(config.host, config.port, shared=config.share_port) as listener:
             host, port = listener.getsockname()[:2]
             self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             self.server = ApiServer(app, grace_s=config.shutdown_grace_s, write_stall_s=config.write_stall_s)
