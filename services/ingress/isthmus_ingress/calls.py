@@ -19,7 +19,7 @@ from isthmus_shared.kv.negotiate import kv_form
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.base import WireMessage
 from isthmus_shared.messages.health import Role
-from isthmus_shared.messages.route import Route, RouteReply, RouteRequest, StagedKv
+from isthmus_shared.messages.route import Route, RouteReply, RouteRequest, Slo, StagedKv
 from isthmus_shared.messages.work import (
     Ack,
     Cancel,
@@ -52,6 +52,8 @@ class Work:
     cache_salt: str = ""
     prefix: tuple[bytes, ...] = ()
     """Of the prompt, see `isthmus_shared.prefix`."""
+    tenant: str = ""
+    slo: Slo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ class Calls:
             max_osl_tokens=max(1, work.sampling.max_tokens - output_tokens),
             exclude=effect.exclude,
             prefix=work.prefix,
+            tenant=work.tenant,
+            slo=work.slo,
             staged=_staged(effect, len(work.prompt) + output_tokens),
         )
 

@@ -68,10 +68,14 @@ class RunningSaga:
         """Spans: the request's, and the latest attempt's."""
         self.route: Route | None = None
         """The latest."""
+        self.routed_s: float | None = None
+        """When it came the first time."""
+        self.cached_tokens = 0
+        self.ended: End | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._move_over: asyncio.Event | None = None
         self._calls = Calls(work, deps)
-        self._ledger = ItlLedger(target_s=deps.itl_target_s)
+        self.ledger = ItlLedger(target_s=deps.itl_target_s)
 
     @property
     def known_tokens(self) -> int:
@@ -108,7 +112,7 @@ class RunningSaga:
         self.feed(Output(incarnation, event))
         tokens = len(self.saga.output) - known
         if tokens:
-            late = self._ledger.take(self._loop.time(), tokens, incarnation, step)
+            late = self.ledger.take(self._loop.time(), tokens, incarnation, step)
             if late is not None:
                 self._note_late(late, tokens)
 
@@ -120,7 +124,7 @@ class RunningSaga:
         token_ids = event.token_ids
         if not self._outbox.flow(self._index, token_ids):
             self._loop.call_soon(self.feed, ClientGone())
-        late = self._ledger.take(now_s, len(token_ids), incarnation, step)
+        late = self.ledger.take(now_s, len(token_ids), incarnation, step)
         if late is not None:
             self._note_late(late, len(token_ids))
         return True
@@ -151,11 +155,14 @@ class RunningSaga:
         for effect in effects:
             match effect:
                 case Deliver():
+                    if effect.cached_tokens:
+                        self.cached_tokens = effect.cached_tokens
                     if not self._outbox.put(self._index, effect):
                         self._loop.call_soon(self.feed, ClientGone())
                 case End():
                     self._outbox.put(self._index, effect)
                     self._end_attempt("" if effect.error is None else effect.error.code)
+                    self.ended = effect
                     ended = True
                 case AskRoute():
                     self._begin_attempt(effect)
@@ -231,6 +238,8 @@ class RunningSaga:
         span.end(mode=route.mode.value, decode=route.decode.worker_id)
         if effect.moving is None:
             self.route = route
+            if self.routed_s is None:
+                self.routed_s = self._loop.time()
         self.feed(Routed(effect.generation, route))
 
     async def _submit(self, effect: Submit) -> None:
