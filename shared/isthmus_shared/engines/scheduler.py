@@ -187,7 +187,7 @@ class Scheduler:
         victim = self.running.pop()
         self.pool.release(victim.blocks)
         victim.phase, victim.computed, victim.prefill_until = Phase.WAITING, 0, len(victim.tokens)
-        victim.named, victim.foreign = 0, False
+        victim.foreign = False
         insort(self.waiting, victim, key=lambda sequence: sequence.order)
         self.preemptions += 1
         return victim
