@@ -3,8 +3,9 @@
     python bench/route [--sizes 8,64,1000] [--routes 2000] [--seconds 5] [--workers 64] [--clients 8] [--json FILE]
 
 The choice is timed alone, on one core, in a view that beats and assignments keep changing; its CPU time stands beside
-its wall time, since on a machine that does other things only the first means something. Over the bus, a real nats-server
-and a real planner process answer clients that each keep some questions under way, while all workers' heartbeats go on.
+its wall time, since on a machine that does other things only the first means something. Over the bus, a real
+nats-server and a real planner process answer clients that each keep some questions under way, while all workers'
+heartbeats go on.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ def table(rows: list[Choosing]) -> str:
 
 
 def bus_line(found: OverNats) -> str:
+    own = 1e6 / found.cpu_us_per_route
     return (
         f"{found.routes_per_s:.0f} routes/s over NATS with {found.workers} workers, {found.clients} clients and "
         f"{found.under_way} questions under way; the planner's process took {found.cpu_us_per_route:.0f} µs of CPU for "
-        f"each ({found.cpu_share:.0%} of a core): {1e6 / found.cpu_us_per_route:.0f} routes/s on a core of its own; round trip p50 {found.p50_ms:.1f} ms, p99 {found.p99_ms:.1f} ms; {found.refused} refused"
+        f"each ({found.cpu_share:.0%} of a core): {own:.0f} routes/s on a core of its own; round trip p50 "
+        f"{found.p50_ms:.1f} ms, p99 {found.p99_ms:.1f} ms; {found.refused} refused"
     )
 
 
