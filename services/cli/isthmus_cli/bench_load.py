@@ -7,10 +7,9 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -31,14 +30,8 @@ PROBE_WORDS = 64
 """Of the request before a trace, from which the server's tokens for a word are learned."""
 
 
-class Arrivals(StrEnum):
-    POISSON = "poisson"
-    CONSTANT = "constant"
-
-
-class TraceFormat(StrEnum):
-    MOONCAKE = "mooncake"
-    AZURE = "azure"
+Arrivals = Literal["poisson", "constant"]
+TraceFormat = Literal["mooncake", "azure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,58 +46,85 @@ class Run:
     seed: int
     clients: int | None = None
     rate: float | None = None
-    arrivals: Arrivals = Arrivals.POISSON
+    arrivals: Arrivals = "poisson"
     trace: Path | None = None
-    trace_format: TraceFormat = TraceFormat.MOONCAKE
+    trace_format: TraceFormat = "mooncake"
     speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if sum(given is not None for given in (self.clients, self.rate, self.trace)) != 1:
+            raise ConfigInvalid(
+                "what kind of load?", why="exactly one of --clients, --rate and --trace is needed", todo="give one"
+            )
 
     @property
     def kind(self) -> str:
         if self.trace is not None:
             return f"trace {self.trace.name}, {self.speed:g} times as fast"
         if self.rate is not None:
-            return f"{self.rate:g} requests/s, {self.arrivals.value}"
+            return f"{self.rate:g} requests/s, {self.arrivals}"
         return f"{self.clients} clients"
 
 
+_Url = Annotated[str, typer.Argument(help="The server's base URL, such as http://127.0.0.1:8000/v1.")]
+_Model = Annotated[str | None, typer.Option(help="What is asked for; left out: the server's only one.")]
+_Clients = Annotated[int | None, typer.Option(min=1, help="Closed loop: so many that ask anew at once.")]
+_Rate = Annotated[float | None, typer.Option(min=0.001, help="Open loop: requests per second.")]
+_Arrivals = Annotated[Arrivals, typer.Option(help="How an open loop's requests come.")]
+_Trace = Annotated[Path | None, typer.Option(help="Open loop: a trace's times and lengths.")]
+_TraceFormat = Annotated[TraceFormat, typer.Option(help="Of --trace.")]
+_Speed = Annotated[float, typer.Option(min=0.001, help="Replay --trace so many times as fast.")]
+_Seconds = Annotated[float, typer.Option(min=0.1, help="Measured, after the warm-up.")]
+_WarmupS = Annotated[float, typer.Option("--warmup", min=0.0, help="Seconds of load before, not counted.")]
+_Words = Annotated[int, typer.Option(min=1, help="Words in a prompt; a word is a token or two.")]
+_OutputTokens = Annotated[int, typer.Option(min=1, help="Of an answer.")]
+_Completions = Annotated[bool, typer.Option("--completions", help="Ask /completions instead of a chat.")]
+_NoStream = Annotated[bool, typer.Option("--no-stream", help="Whole answers: there is no TTFT then.")]
+_KeepEos = Annotated[
+    bool, typer.Option("--keep-eos", help="Send no ignore_eos, which servers other than vLLM's kin may refuse.")
+]
+_TtftMs = Annotated[float | None, typer.Option(min=0.001, help="Goodput: longest time to a first token.")]
+_ItlMs = Annotated[float | None, typer.Option(min=0.001, help="Goodput: longest mean wait for a token.")]
+_LeastGoodput = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, help="Exit with 1 when a smaller share is within the targets.")
+]
+_TimeoutS = Annotated[float, typer.Option("--timeout", min=0.1, help="Longest wait for one answer.")]
+_Seed = Annotated[int, typer.Option(help="Of prompts and arrivals.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Every figure, as JSON, on stdout.")]
+_Out = Annotated[Path | None, typer.Option(help="Write every figure there (JSON).")]
+_PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw them there (.png, .svg).")]
+
+
 def load(
-    url: Annotated[str, typer.Argument(help="The server's base URL, such as http://127.0.0.1:8000/v1.")],
-    model: Annotated[str | None, typer.Option(help="What is asked for; left out: the server's only one.")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="Closed loop: so many that ask anew at once.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop: requests per second.")] = None,
-    arrivals: Annotated[Arrivals, typer.Option(help="How an open loop's requests come.")] = Arrivals.POISSON,
-    trace: Annotated[Path | None, typer.Option(help="Open loop: a trace's times and lengths.")] = None,
-    trace_format: Annotated[TraceFormat, typer.Option(help="Of --trace.")] = TraceFormat.MOONCAKE,
-    speed: Annotated[float, typer.Option(min=0.001, help="Replay --trace so many times as fast.")] = 1.0,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Measured, after the warm-up.")] = 30.0,
-    warmup_s: Annotated[float, typer.Option("--warmup", min=0.0, help="Seconds of load before, not counted.")] = 3.0,
-    words: Annotated[int, typer.Option(min=1, help="Words in a prompt; a word is a token or two.")] = 64,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 64,
-    completions: Annotated[bool, typer.Option("--completions", help="Ask /completions instead of a chat.")] = False,
-    no_stream: Annotated[bool, typer.Option("--no-stream", help="Whole answers: there is no TTFT then.")] = False,
-    keep_eos: Annotated[
-        bool, typer.Option("--keep-eos", help="Send no ignore_eos, which servers other than vLLM's kin may refuse.")
-    ] = False,
-    ttft_ms: Annotated[float | None, typer.Option(min=0.001, help="Goodput: longest time to a first token.")] = None,
-    itl_ms: Annotated[float | None, typer.Option(min=0.001, help="Goodput: longest mean wait for a token.")] = None,
-    least_goodput: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Exit with 1 when a smaller share is within the targets.")
-    ] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Longest wait for one answer.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Every figure, as JSON, on stdout.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write every figure there (JSON).")] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw them there (.png, .svg).")] = None,
+    url: _Url,
+    model: _Model = None,
+    clients: _Clients = None,
+    rate: _Rate = None,
+    arrivals: _Arrivals = "poisson",
+    trace: _Trace = None,
+    trace_format: _TraceFormat = "mooncake",
+    speed: _Speed = 1.0,
+    seconds: _Seconds = 30.0,
+    warmup_s: _WarmupS = 3.0,
+    words: _Words = 64,
+    output_tokens: _OutputTokens = 64,
+    completions: _Completions = False,
+    no_stream: _NoStream = False,
+    keep_eos: _KeepEos = False,
+    ttft_ms: _TtftMs = None,
+    itl_ms: _ItlMs = None,
+    least_goodput: _LeastGoodput = None,
+    timeout_s: _TimeoutS = 120.0,
+    seed: _Seed = 0,
+    as_json: _AsJson = False,
+    out: _Out = None,
+    plot_file: _PlotFile = None,
 ) -> None:
     """Send load to a server and measure TTFT, inter-token latency, throughput, goodput and errors.
 
     Give one of --clients (closed loop), --rate or --trace (open loop). A key is taken from OPENAI_API_KEY.
     """
     try:
-        if sum(given is not None for given in (clients, rate, trace)) != 1:
-            raise ConfigInvalid(
-                "what kind of load?", why="exactly one of --clients, --rate and --trace is needed", todo="give one"
-            )
         run = Run(
             target=parse_target(url, api_key=os.environ.get(API_KEY) or None),
             asking=Asking(model, chat=not completions, stream=not no_stream, ignore_eos=not keep_eos),
@@ -121,7 +141,7 @@ def load(
             trace_format=trace_format,
             speed=speed,
         )
-        with working(f"load on {run.target.host}:{run.target.port}: {run.kind}") as _:
+        with working(f"load on {run.target.host}:{run.target.port}: {run.kind}"):
             report = _run(run)
         figures = json.dumps(report.as_json(url=url, load=run.kind), indent=1)
         print(figures if as_json else report.as_text())
@@ -184,7 +204,7 @@ def _arrivals(run: Run, seconds: float, tokens_per_word: float) -> Iterator[Arri
         requests = _trace(run.trace, run.trace_format)
         return plan.replayed(requests, speed=run.speed, seconds=seconds, tokens_per_word=tokens_per_word)
     assert run.rate is not None
-    if run.arrivals is Arrivals.POISSON:
+    if run.arrivals == "poisson":
         return plan.poisson(run.rate, seconds, run.shape, Random(run.seed))
     return plan.constant(run.rate, seconds, run.shape)
 
@@ -193,10 +213,10 @@ def _trace(path: Path, kind: TraceFormat) -> Iterator[tuple[float, int, int]]:
     from isthmus_planner.sim.hardware import ScenarioError
     from isthmus_planner.sim.traces import read_azure, read_mooncake
 
-    reader: Any = read_azure if kind is TraceFormat.AZURE else read_mooncake
+    reader: Any = read_azure if kind == "azure" else read_mooncake
     try:
         with path.open(encoding="utf-8", newline="") as lines:
             for batch in reader(lines):
                 yield from zip(batch.at_s.tolist(), batch.isl_tokens.tolist(), batch.osl_tokens.tolist(), strict=True)
     except (OSError, UnicodeDecodeError, ScenarioError) as error:
-        raise ConfigInvalid(f"{path} is no {kind.value} trace", why=str(error)) from error
+        raise ConfigInvalid(f"{path} is no {kind} trace", why=str(error)) from error

@@ -96,6 +96,7 @@ class LoadConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
+        self._stays = self._parser.should_keep_alive()  # a parser knows it until the message's end only
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
@@ -108,7 +109,7 @@ class LoadConnection(asyncio.Protocol):
     async def ask(self, request: bytes, *, streams: bool) -> Outcome:
         """Never raises but when cancelled, which closes the connection."""
         self._parser = httptools.HttpResponseParser(self)
-        self._streams, self._complete, self._status = streams, False, 0
+        self._streams, self._complete, self._status, self._stays = streams, False, 0, False
         self._parts: list[bytes] = []
         self._kept: list[bytes] = []
         self._kept_bytes, self._tail, self._told_done = 0, b"", False
@@ -152,7 +153,8 @@ class LoadConnection(asyncio.Protocol):
         if DONE in whole:
             self._told_done = True
         if b"error" in whole and ERROR.search(whole):
-            self._outcome.error = _code(whole) or "error_event"
+            codes = [code for each in whole.split(b"\n\n") if (code := _code(each)) is not None]
+            self._outcome.error = codes[0] if codes else "error_event"
 
     def _count(self, tokens: int) -> None:
         outcome, now_s = self._outcome, clock_s()
@@ -182,9 +184,8 @@ class LoadConnection(asyncio.Protocol):
             self._read_usage(self._usage)
         if outcome.error is None and outcome.first_s is None:
             outcome.error = "no_tokens"
-        keep_alive = self._parser.should_keep_alive()
         self._end(outcome.error)
-        if not keep_alive:
+        if not self._stays:
             self.close()
 
     def _read_usage(self, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -43,7 +44,7 @@ class Histogram:
         """The least value that so large a share is not above, as a bucket's middle; None of nothing."""
         if not self.count:
             return None
-        rank, seen = max(1, round(share * self.count)), 0
+        rank, seen = max(1, math.ceil(share * self.count - 1e-9)), 0
         for bucket in sorted(self._counts):
             seen += self._counts[bucket]
             if seen >= rank:
