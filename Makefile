@@ -76,6 +76,14 @@ bench-kv: $(VENV)/.dev  ## KV conversions beside torch's own copies, on one core
 relay-fuzz: $(VENV)/.dev  ## hostile messages and headers for ten minutes (ARGS="--seconds 60 --seed 1")
 	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_fuzz $(ARGS)
 
+fuzz: $(VENV)/.dev  ## hostile bytes for every decoder, ten minutes, and as long for the relay's (ARGS="--seconds 60 --seed 1")
+	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.door_fuzz $(ARGS)
+	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_fuzz $(ARGS)
+
+schemathesis: $(VENV)/.dev  ## the endpoint against its own OpenAPI description, ten minutes (ARGS="--seconds 60 --seed 1")
+	@$(PIP) 'schemathesis>=4.32,<5'
+	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.schemathesis_run $(ARGS)
+
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
 
