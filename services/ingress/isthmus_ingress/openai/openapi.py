@@ -137,7 +137,7 @@ def _operation(
 ) -> dict[str, Any]:
     content: dict[str, Any] = {JSON: {"schema": answer}}
     if streams:
-        content[EVENTS] = {"schema": _TEXT}
+        content[EVENTS] = {"schema": {**_object({"data": _TEXT}), "description": "One event: a chunk, or [DONE]"}}
     error = {"content": {JSON: {"schema": _ref("Error")}}}
     made: dict[str, Any] = {
         "operationId": name,
