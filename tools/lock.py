@@ -1,4 +1,4 @@
-"""Writes requirements/<image>.txt: every package of an image or a developer's machine, its version and its files' hashes.
+"""Writes requirements/<image>.txt: every package of an image, or of a developer's machine, with its files' hashes.
 
 python tools/lock.py             what pyproject.toml asks for, keeping the versions that the files have
 python tools/lock.py --check     exit 1 if the files do not fit pyproject.toml
