@@ -239,6 +239,7 @@ class PlannerService:
         self._runtime.log.warning("worker.lost", worker=lost.worker.worker_id, cause=cause, why=lost.why)
 
     def _count(self) -> None:
+        self._runtime.metrics.planner_prefix_hashes.set(len(self._caches.index))
         counts = {(role, state): 0 for role in Role for state in ProcessState}
         for worker in self._registry.workers:
             for role in worker.roles:
