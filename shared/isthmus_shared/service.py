@@ -221,7 +221,10 @@ class ServiceRuntime(Generic[C]):
             except BusDisconnected:
                 await self.bus.wait_connected()
                 continue
-            self.metrics.heartbeats.inc()
+            except PayloadTooLarge as error:  # the bus is back with a lower limit; this process is well all the same
+                self.log.error("heartbeat.too_large", error=error.text)
+            else:
+                self.metrics.heartbeats.inc()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.config.heartbeat_interval_s):
                     await changed.wait()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from isthmus_shared.messages.work import SamplingParams
 from isthmus_shared.metrics import ITL_CAUSES
-from isthmus_shared.simloop import run_simulated
-from isthmus_sim.bus import CALM_DELAY_S
 from isthmus_sim.cluster import Cluster
 from isthmus_sim.load import Ask, Outcome, serve
+from isthmus_sim.loop import run_world
 from isthmus_sim.trace import Trace
+from isthmus_sim.weather import CALM_DELAY_S
 
 OSL_TOKENS = 80
 
@@ -34,7 +33,7 @@ def test_what_was_slow_is_what_is_counted(disturb: Callable[[Cluster, bool], Non
     counted: dict[str, float] = {}
 
     async def main() -> None:
-        cluster = Cluster(3, Trace(), executor)
+        cluster = Cluster(3, Trace())
         await cluster.start()
         sampling = SamplingParams(max_tokens=OSL_TOKENS, temperature=0, ignore_eos=True)
         outcome = Outcome(Ask("client", 0.0, tuple(range(60)), sampling, None))
@@ -54,6 +53,5 @@ def test_what_was_slow_is_what_is_counted(disturb: Callable[[Cluster, bool], Non
         await cluster.stop()
         assert cluster.world.problems == []
 
-    with ThreadPoolExecutor(1) as executor:
-        run_simulated(main())
+    run_world(main())
     assert {each for each, count in counted.items() if count} == ({cause} if cause else set())

@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -17,11 +16,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from isthmus_shared.bus.port import BusMessage
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.work import SamplingParams
-from isthmus_shared.simloop import run_simulated
 from isthmus_shared.tracing import HEADER, parse_traceparent
 from isthmus_shared.tracing_otel import OtelTracing
 from isthmus_sim.cluster import Cluster
 from isthmus_sim.load import Ask, Outcome, serve
+from isthmus_sim.loop import run_world, world_loop
 from isthmus_sim.trace import Trace
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -35,16 +34,15 @@ def traced(ask: Callable[[Cluster], Awaitable[None]]) -> list[ReadableSpan]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
 
     async def main() -> None:
-        cluster = Cluster(3, Trace(), executor)
-        cluster.world.tracing = OtelTracing(provider, asyncio.get_running_loop().time)
+        cluster = Cluster(3, Trace())
+        cluster.world.tracing = OtelTracing(provider, lambda: world_loop().world_s)
         await cluster.start()
         await ask(cluster)
         await cluster.check_nothing_is_left()
         await cluster.stop()
         assert cluster.world.problems == []
 
-    with ThreadPoolExecutor(1) as executor:
-        run_simulated(main())
+    run_world(main())
     return list(exporter.get_finished_spans())
 
 
@@ -144,7 +142,7 @@ def test_without_tracing_no_header_is_sent_and_opentelemetry_is_not_imported() -
     sent: list[BusMessage] = []
 
     async def main() -> None:
-        cluster = Cluster(3, Trace(), executor)
+        cluster = Cluster(3, Trace())
 
         async def listen() -> None:
             async with cluster.world.broker.client("listener").subscribe(">") as messages:
@@ -157,8 +155,7 @@ def test_without_tracing_no_header_is_sent_and_opentelemetry_is_not_imported() -
         listening.cancel()
         await cluster.stop()
 
-    with ThreadPoolExecutor(1) as executor:
-        run_simulated(main())
+    run_world(main())
     assert subjects.ROUTE in {message.subject for message in sent}
     assert not [message for message in sent if HEADER in message.headers]
     program = "import isthmus_ingress.service, isthmus_worker.host, sys; print('opentelemetry' in sys.modules)"

@@ -52,15 +52,15 @@ UNSEEN = (
     Fault.RELAY_LOSS,
     Fault.LANE_LOSS,
     Fault.DELAYS,
-    Fault.REPEATED_EVENTS,
-    Fault.LINGERING_SUBMITS,
+    Fault.REPEATED_MESSAGES,
+    Fault.LINGERING_REQUESTS,
 )
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("coin", [True, False])
 @pytest.mark.parametrize("fault", UNSEEN)
-def test_no_client_sees_one_fault_of_a_kind_that_another_attempt_overcomes(fault: Fault, told: bool) -> None:
-    planned = [Planned(fault, 0.5, 1.0, 2, told)]
+def test_no_client_sees_one_fault_of_a_kind_that_another_attempt_overcomes(fault: Fault, coin: bool) -> None:
+    planned = [Planned(fault, 0.5, 1.0, 2, coin)]
     result = simulate(1000 + list(Fault).index(fault), faults=planned, requests=20, unseen=True)
     assert not result.problems, result.report
     assert any(line.split()[1:3] == ["FAULT", fault] for line in result.trace)

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -55,7 +55,7 @@ class _Opening:
 class RelayClient:
     """Made by `connect`. All methods are for the loop that connected; sinks and sources for engine threads too."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_bell: Callable[[Callable[[bytes], None]], Bell] = Bell) -> None:
         self.lost = asyncio.Event()
         """Set when the relay is gone; every open sink and source has then failed."""
         self._loop = asyncio.get_running_loop()
@@ -68,7 +68,7 @@ class RelayClient:
         self._sources: dict[FlowKey, RelaySource] = {}
         self._rings: dict[bytes, RelaySource] = {}
         """By token: sources whose producer may ring."""
-        self._bell = Bell(self._rung)
+        self._bell = make_bell(self._rung)
         self._outbox = Outbox(self._loop, self._write)
 
     @classmethod

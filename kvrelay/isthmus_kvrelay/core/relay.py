@@ -191,6 +191,11 @@ class RelayCore:
     def open_flows(self) -> int:
         return len(self._out.flows) + len(self._in.flows)
 
+    @property
+    def open_keys(self) -> tuple[tuple[Side, FlowKey], ...]:
+        """Which they are, for diagnosis."""
+        return (*((Side.OUT, key) for key in self._out.flows), *((Side.IN, key) for key in self._in.flows))
+
     def stats(self) -> RelayStats:
         return stats_of(self._led, flows_out=len(self._out.flows), flows_in=len(self._in.flows))
 

@@ -239,17 +239,21 @@ class Staging:
         return {slot for slot, state in enumerate(self._state) if state not in idle}
 
     def check_invariants(self) -> None:
-        assert sorted(self._free) == [s for s, state in enumerate(self._state) if state is SlotState.FREE]
-        for side in Side:
-            assert self.used[side] == sum(1 for held in self._side if held is side)
-        assert self.used[Side.OUT] <= self.limit[Side.OUT]
-        for slot, state in enumerate(self._state):
-            pins = self._pins[slot]
-            assert (self._side[slot] is None) == (state is SlotState.FREE)
-            assert state is not SlotState.FREE or not pins
+        free, used = [], dict.fromkeys(Side, 0)
+        for slot, (state, side, pins) in enumerate(zip(self._state, self._side, self._pins, strict=True)):
+            if state is SlotState.FREE:
+                assert side is None
+                assert not pins
+                free.append(slot)
+                continue
+            assert side is not None
+            used[side] += 1
             assert state is not SlotState.QUARANTINED or pins
-            assert (state is SlotState.SENDING) <= (Pin.SEND in pins)
-            assert all(count > 0 for count in pins.values())
+            assert state is not SlotState.SENDING or Pin.SEND in pins
+            assert not pins or min(pins.values()) > 0
+        assert sorted(self._free) == free
+        assert self.used == used
+        assert used[Side.OUT] <= self.limit[Side.OUT]
         kept = [ref for slots in self.retained.values() for ref in slots]
         assert len(kept) == self._retained_slots <= self.retain_limit
         assert {ref.slot for ref in kept} == {s for s, state in enumerate(self._state) if state is SlotState.RETAINED}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
 
@@ -21,6 +23,8 @@ from isthmus_kvrelay.daemon.session import Session
 from isthmus_kvrelay.daemon.sockets import inode_of, listen_at
 from isthmus_kvrelay.transports.choice import TransportSettings, make_transport
 from isthmus_kvrelay.transports.handshake import Identity
+from isthmus_kvrelay.transports.port import CountedTransport, Emit
+from isthmus_kvrelay.transports.shm import SharedPool
 from isthmus_shared.errors import Draining, IsthmusError
 from isthmus_shared.ids import NodeId
 from isthmus_shared.messages.work import RelayRef, WorkerRef
@@ -36,6 +40,12 @@ class DaemonSettings:
     memory: MemorySettings = field(default_factory=MemorySettings)
 
 
+class MakeTransport(Protocol):
+    def __call__(
+        self, settings: TransportSettings, *, me: Identity, pool: SharedPool, emit: Emit, log: FilteringBoundLogger
+    ) -> CountedTransport: ...
+
+
 class RelayDaemon:
     """Start, then `ref` tells others where it is. One per node; runs on the loop that started it."""
 
@@ -46,6 +56,7 @@ class RelayDaemon:
         log: FilteringBoundLogger,
         on_client_lost: Callable[[WorkerRef, str], None],
         on_flow_closed: Callable[[ev.FlowClosed], None],
+        make: MakeTransport = make_transport,
     ) -> None:
         """`on_client_lost`: a client has vanished without a goodbye; called on the loop, must not block."""
         self.settings = settings
@@ -57,7 +68,7 @@ class RelayDaemon:
         self._pool = create_pool(settings.memory, pool_bytes=pool_bytes, slot_bytes=relay.slot_bytes)
         self._prefault = Prefault(self._pool.fd, pool_bytes) if settings.memory.prefault else None
         me = Identity(relay.incarnation, settings.secret)
-        self._transport = make_transport(settings.transport, me=me, pool=self._pool, emit=self.take, log=log)
+        self._transport = make(settings.transport, me=me, pool=self._pool, emit=self.take, log=log)
         self._client_numbers = count(1)
         self._sessions: dict[ClientId, Session] = {}
         self._server: asyncio.Server | None = None
@@ -86,6 +97,8 @@ class RelayDaemon:
         self._ref = RelayRef(node_id=node, incarnation=life, address=address)
         self._server = await self._loop.create_unix_server(self._new_session, sock=listener)
         self._log.info("relay.ready", address=address, socket=str(self.settings.socket))
+        gc.collect()
+        gc.freeze()  # what is here now stays for life: no collection during a transfer need look at it
 
     async def drain(self, timeout_s: float) -> None:
         """No new sinks; returns when no flow is open any more, or after `timeout_s`."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections import deque
+from collections.abc import Callable
 from time import process_time
 
 from isthmus_kvrelay.core.events import RatesSet
@@ -30,15 +30,21 @@ FAREWELL_S = 1.0
 
 
 class RelayService:
-    def __init__(self, runtime: ServiceRuntime[RelayConfig]) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        runtime: ServiceRuntime[RelayConfig],
+        *,
+        make_daemon: Callable[..., RelayDaemon] = RelayDaemon,
+        cpu_s: Callable[[], float] = process_time,
+    ) -> None:
+        self._runtime, self._cpu_s = runtime, cpu_s
         self._losses: deque[WorkerLost] = deque(maxlen=MAX_LOSSES)
         self._news = asyncio.Event()
         self._observed = Observed(runtime.metrics)
         self._host_cost = HostCost()
         self._epoch = 0
         """The highest of a leading planner that has set rates."""
-        self.daemon = RelayDaemon(
+        self.daemon = make_daemon(
             runtime.config.settings(runtime.incarnation),
             log=runtime.log,
             on_client_lost=self._client_lost,
@@ -49,8 +55,6 @@ class RelayService:
         """Until `stopping`; then flows get a bounded time to finish."""
         runtime = self._runtime
         await self.daemon.start()
-        gc.collect()
-        gc.freeze()  # what is here now stays for life: no collection during a transfer need look at it
         try:
             async with asyncio.TaskGroup() as tasks:
                 loops = [
@@ -133,7 +137,7 @@ class RelayService:
         while True:
             stats = self.daemon.stats()
             self._observed.take(stats, self.daemon.uncredited_chunks, self.daemon.take_chunk_times())
-            cost = self._host_cost.measure(process_time(), stats.credits["staging_slots"].consumed)
+            cost = self._host_cost.measure(self._cpu_s(), stats.credits["staging_slots"].consumed)
             if cost is not None:
                 self.daemon.take(cost)
             await asyncio.sleep(self._runtime.config.heartbeat_interval_s)

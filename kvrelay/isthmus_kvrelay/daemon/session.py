@@ -70,19 +70,25 @@ class Session(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by isinstance
+        if not self._give_pool(transport):
+            return
+        loop = asyncio.get_running_loop()
+        late = ProtocolViolation(f"no hello within {HELLO_TIMEOUT_S} s")
+        self._hello_timer = loop.call_later(HELLO_TIMEOUT_S, self.close, late)
+
+    def _give_pool(self, transport: asyncio.BaseTransport) -> bool:
+        """False if the connection was closed instead."""
         # A socket object of our own on a copy of the descriptor: the loop's (uvloop's above all) passes no descriptors.
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:
             if peer_uid(sock) not in (os.geteuid(), 0):
                 self.close(InvalidRequest("only the relay's own user and root may be its clients"))
-                return
+                return False
             try:
                 socket.send_fds(sock, [control.FD_BYTE], [self._host.pool_fd])
             except OSError as error:
                 self.close(PartyLost("the client did not take the pool", why=str(error)))
-                return
-        loop = asyncio.get_running_loop()
-        late = ProtocolViolation(f"no hello within {HELLO_TIMEOUT_S} s")
-        self._hello_timer = loop.call_later(HELLO_TIMEOUT_S, self.close, late)
+                return False
+        return True
 
     def data_received(self, data: bytes) -> None:
         events: list[Event] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from isthmus_kvrelay.compiled.load import Loading
 from isthmus_kvrelay.core.events import (
     CloseLane,
     Dial,
@@ -65,3 +66,15 @@ class Transport(Protocol):
     async def close(self) -> None:
         """Close every lane and the listener; no thread, socket or task of the transport is left. Idempotent."""
         ...
+
+
+class CountedTransport(Transport, Protocol):
+    """What the daemon tells of it besides."""
+
+    @property
+    def uncredited_chunks(self) -> int:
+        """Chunks refused because no credit was out for them (any more)."""
+        ...
+
+    @property
+    def loading(self) -> Loading: ...

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from isthmus_shared.messages.health import ProcessState, Role
-from isthmus_sim.bucket import MemoryBucket
+from isthmus_sim.bucket import MemoryBucket, Stored
 from isthmus_sim.load import Ask, Outcome, serve
-from isthmus_sim.process import REQUEST_TIMEOUT_S, Node, Planner, Service, SimIngress, Worker, World
+from isthmus_sim.loop import world_loop
+from isthmus_sim.process import Service, World
+from isthmus_sim.relay import Relay
+from isthmus_sim.services import REQUEST_TIMEOUT_S, Planner, SimIngress, Worker
 from isthmus_sim.trace import Trace
 from isthmus_worker.liveness import INGRESS_LOST_S
 from isthmus_worker.requests import Phase
@@ -25,36 +29,50 @@ LOOK_S = 0.25
 """Between two looks at everything."""
 
 
+@dataclass(frozen=True)
+class Size:
+    """`slots`: of each relay's pool; the smallest stages one of the longest prompts at a time. `skew`: of clocks."""
+
+    slots: int = 64
+    planners: int = 1
+    ingresses: int = 1
+    skew: float = 0.0
+
+
 class Cluster:
     """Two prefill and two decode workers of different layouts; one or two planners and ingresses."""
 
-    def __init__(self, seed: int, trace: Trace, executor: ThreadPoolExecutor) -> None:
-        self.world = world = World(seed, trace)
-        rng = world.rng
-        slots = rng.choice((48, 64, 128))  # the smallest stages one of the longest prompts at a time
-        self.nodes = [Node(world, name, slots=slots) for name in ("node-p0", "node-p1", "node-d0", "node-d1")]
+    def __init__(self, seed: int, trace: Trace, size: Size | None = None) -> None:
+        size = size or Size()
+        self.size = size
+        self.world = world = World(seed, trace, skew=size.skew)
+        self.nodes = [Relay(world, name, slots=size.slots) for name in ("node-p0", "node-p1", "node-d0", "node-d1")]
         forms = (("nhd:16:fp32", 120), ("nhd:16:fp32", 60), ("hnd:64:fp32", 40), ("hnd:64:fp32", 16))
         names = (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE))
         self.workers = [
             Worker(world, name, role, node, kv_layout=layout, kv_blocks=blocks)
             for (name, role), node, (layout, blocks) in zip(names, self.nodes, forms, strict=True)
         ]
-        self.planners = [Planner(world, f"planner-{number}") for number in range(rng.randint(1, 2))]
-        self.ingresses = [SimIngress(world, f"ingress-{number}", executor) for number in range(rng.randint(1, 2))]
+        self.planners = [Planner(world, f"planner-{number}") for number in range(size.planners)]
+        self.ingresses = [SimIngress(world, f"ingress-{number}") for number in range(size.ingresses)]
         self._bucket: asyncio.Task[None]
+        self.stored = Stored()
         self.outcomes: list[Outcome] = []
         self.outages = 0
+        self.slowest_calm_s = 0.0
         self._clients: dict[asyncio.Task[None], tuple[SimIngress, Outcome]] = {}
         self._disturbances = 0
         self._disturbed_until_s = 0.0
-        self._loop = asyncio.get_running_loop()
+        self._loop = world_loop()
 
     @property
     def services(self) -> list[Service]:
-        return [*self.ingresses, *self.workers, *self.planners]
+        return [*self.ingresses, *self.workers, *self.planners, *self.nodes]
 
     async def start(self) -> None:
-        self._bucket = asyncio.create_task(MemoryBucket(self.world.broker.client("bucket")).run(), name="bucket")
+        self._bucket = asyncio.create_task(
+            MemoryBucket(self.world.broker.client("bucket"), self.stored).run(), name="bucket"
+        )
         for each in self.services:
             each.start()
         assert await self.settled(self._ready), "the cluster does not start"
@@ -90,7 +108,8 @@ class Cluster:
                 break
             await asyncio.sleep(POLL_S)
         calm_since_s = self._loop.time() if self._calm else None
-        client = asyncio.create_task(serve(ingress.frontend, outcome), name=ask.name)
+        assert ingress.process is not None
+        client = ingress.process.life.start(serve(ingress.frontend, outcome), name=ask.name)
         self._clients[client] = ingress, outcome
         self.world.trace.note(ask.name, "asks", via=ingress.name, isl=len(ask.prompt), osl=ask.sampling.max_tokens)
         await asyncio.wait({client})
@@ -121,9 +140,8 @@ class Cluster:
                     found.append(f"{worker.name} holds {record.request_id} generation {record.generation}")
         ids = {transfer for transfer, seed in self.world.transfers.items() if seed == ask.sampling.seed}
         for node in self.nodes:
-            if node.relay is not None:
-                open_flows = [key for _, key in node.relay.open if key.transfer_id in ids]
-                found += [f"{node.node_id} has {key} open" for key in open_flows]
+            keys = node.daemon.open_keys if node.daemon is not None else ()
+            found += [f"{node.name} has {key} open" for _, key in keys if key.transfer_id in ids]
         return found
 
     # -- disturbances
@@ -146,43 +164,45 @@ class Cluster:
 
     async def check_nothing_is_left(self) -> None:
         """Within the lease bound everything is given back. Says what is not."""
-        if not await self.settled(lambda: not self._left(), within_s=LEASE_S, poll_s=LOOK_S):
+        if not await self.settled(lambda: next(self._left(), None) is None, within_s=LEASE_S, poll_s=LOOK_S):
             self.world.problems += [f"after {LEASE_S:g} s {what}" for what in self._left()]
 
-    def _left(self) -> list[str]:
-        found = []
-        for worker in self.workers:
-            host, engine = worker.host, worker.engine
-            if host is None or engine is None:
-                found.append(f"{worker.name} is not running")
-                continue
-            engine.check_invariants()
-            host.sessions.requests.check_invariants()
-            load = engine.load()
-            held = host.sessions.requests.everything()
-            found += [f"{worker.name} holds {r.request_id} generation {r.generation}, {r.phase.value}" for r in held]
-            if (load.running, load.waiting, load.loading) != (0, 0, 0):
-                found.append(f"{worker.name}'s engine has sequences: {load}")
-            if load.kv_blocks_free != host.beat().load.kv_blocks_total:
-                found.append(f"{worker.name} has {load.kv_blocks_free} blocks free")
-            if not host.sessions.idle.is_set():
-                found.append(f"{worker.name} is not idle")
-        for node in self.nodes:
-            found += node.relay.problems() if node.relay is not None else [f"{node.node_id} has no relay"]
+    def _left(self) -> Iterator[str]:
         for ingress in self.ingresses:
             if ingress.hub is None or ingress.hub.running:
-                found.append(f"{ingress.name} runs sagas")
-        return found
+                yield f"{ingress.name} runs sagas"
+        for worker in self.workers:
+            yield from _left_in(worker)
+        for node in self.nodes:
+            yield from node.daemon.problems() if node.daemon is not None else [f"{node.name} has no relay"]
 
     async def stop(self) -> None:
         """An orderly end; then no task may be left."""
         stopping = [asyncio.create_task(each.drain(), name=each.name) for each in self.services]
         _, running = await asyncio.wait(stopping, timeout=START_S)
         self.world.problems += [f"{task.get_name()} does not stop" for task in running]
-        await asyncio.sleep(START_S)  # what killed processes had begun ends too
         self._bucket.cancel()
-        await asyncio.wait({self._bucket})
-        for node in self.nodes:
-            node.lose()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        self.world.problems += sorted(f"task {task.get_name()} is left: {task.get_coro()}" for task in left)
+        if not await self.settled(lambda: not _others(), poll_s=LOOK_S):  # what killed processes had begun ends too
+            self.world.problems += sorted(f"task {task.get_name()} is left: {task.get_coro()}" for task in _others())
+
+
+def _left_in(worker: Worker) -> Iterator[str]:
+    host, engine = worker.host, worker.engine
+    if host is None or engine is None:
+        yield f"{worker.name} is not running"
+        return
+    engine.check_invariants()
+    host.sessions.requests.check_invariants()
+    for record in host.sessions.requests.everything():
+        yield f"{worker.name} holds {record.request_id} generation {record.generation}, {record.phase.value}"
+    load = engine.load()
+    if (load.running, load.waiting, load.loading) != (0, 0, 0):
+        yield f"{worker.name}'s engine has sequences: {load}"
+    if load.kv_blocks_free != host.beat().load.kv_blocks_total:
+        yield f"{worker.name} has {load.kv_blocks_free} blocks free"
+    if not host.sessions.idle.is_set():
+        yield f"{worker.name} is not idle"
+
+
+def _others() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}

@@ -1,39 +1,44 @@
-"""One seed, one run: load, faults, healing, and what broke a rule."""
+"""One plan, one run: load, faults, healing, and what broke a rule."""
 
 from __future__ import annotations
 
 import asyncio
-import random
+import dataclasses
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
-from isthmus_shared.simloop import NothingLeftToDo, run_simulated
+from isthmus_shared.simloop import NothingLeftToDo
 from isthmus_sim.cluster import Cluster
-from isthmus_sim.faults import Planned, inflict, plan
-from isthmus_sim.load import Outcome, answers_of_one_engine, draw, verdict
+from isthmus_sim.faults import Fault, Planned
+from isthmus_sim.inflicting import inflict
+from isthmus_sim.load import Ask, Outcome, answers_of_one_engine, verdict
+from isthmus_sim.loop import run_world
+from isthmus_sim.plan import Plan, draw_plan
+from isthmus_sim.services import REQUEST_TIMEOUT_S
 from isthmus_sim.trace import Trace
 
-LOAD_S, FAULTS_S = 1.5, 2.5
 SETTLE_S = 2.0
 """After the last fault has healed, until new requests must succeed: a few heartbeats."""
 
 
 @dataclass(frozen=True)
 class Result:
-    seed: int
+    plan: Plan
     problems: list[str]
     trace: list[str]
     outcomes: list[Outcome]
-    faults: list[Planned]
+    world_s: float
+    """Virtual time that it took."""
 
     @property
     def report(self) -> str:
-        return "\n".join([f"seed {self.seed}:", *self.problems, "", f"replay: make sim ARGS='--seed {self.seed}'"])
+        seed = self.plan.seed
+        return "\n".join([f"seed {seed}:", *self.problems, "", f"replay: isthmus sim --seed {seed}"])
 
 
 def simulate(
@@ -41,57 +46,76 @@ def simulate(
 ) -> Result:
     """Runs that seed in virtual time. `faults` and `requests` (how many) in place of what the seed says; `unseen`: no
     client may notice that anything failed."""
+    plan = draw_plan(seed)
+    if faults is not None:
+        plan = dataclasses.replace(plan, faults=tuple(faults))
+    if requests is not None:
+        plan = dataclasses.replace(plan, asks=plan.asks[:requests])
+    return run(plan, unseen=unseen)
+
+
+def run(plan: Plan, *, unseen: bool = False) -> Result:
+    """That plan in virtual time."""
     trace = Trace()
-    rng = random.Random(f"{seed}:plan")
-    planned = plan(rng, over_s=FAULTS_S)
-    count = rng.randint(10, 40)
-    planned = planned if faults is None else faults
     problems: list[str] = []
     outcomes: list[Outcome] = []
-    with _logging_to(trace), ThreadPoolExecutor(1) as executor:
+    world_s = [0.0]
+    with _logging_to(trace):
         try:
-            run_simulated(_run(seed, trace, executor, rng, planned, requests or count, unseen, problems, outcomes))
+            run_world(_run(plan, trace, unseen, problems, outcomes, world_s))
         except (AssertionError, NothingLeftToDo, ExceptionGroup) as error:
             problems.append("".join(traceback.format_exception(error)))
-    return Result(seed, problems, trace.lines(), outcomes, planned)
+    return Result(plan, problems, trace.lines(), outcomes, world_s[0])
 
 
 async def _run(
-    seed: int,
-    trace: Trace,
-    executor: ThreadPoolExecutor,
-    rng: random.Random,
-    planned: list[Planned],
-    count: int,
-    unseen: bool,
-    problems: list[str],
-    outcomes: list[Outcome],
+    plan: Plan, trace: Trace, unseen: bool, problems: list[str], outcomes: list[Outcome], world_s: list[float]
 ) -> None:
-    asks = draw(rng, count + 4, over_s=LOAD_S)
-    late, asks = [ask for ask in asks if ask.sampling.seed >= count], [a for a in asks if a.sampling.seed < count]
-    wanted = await answers_of_one_engine([*asks, *late])
-    cluster = Cluster(seed, trace, executor)
+    loop = asyncio.get_running_loop()
+
+    def broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        text = "".join(traceback.format_exception(error)) if error is not None else ""
+        problems.append(f"{context['message']} {text}".rstrip())
+
+    loop.set_exception_handler(broken)
+    wanted = await answers_of_one_engine([*plan.asks, *plan.late])
+    cluster = Cluster(plan.seed, trace, plan.size)
     cluster.world.problems = problems
     cluster.outcomes = outcomes
     await cluster.start()
     async with asyncio.TaskGroup() as going:
-        for each in planned:
+        for each in plan.faults:
             going.create_task(inflict(cluster, each))
-        for ask in asks:
+        for ask in plan.asks:
             going.create_task(cluster.ask(ask))
     await cluster.check_nothing_is_left()
-    problems += [
-        text for o in outcomes if (text := verdict(o, wanted[o.ask.name], faults=bool(planned) and not unseen))
-    ]
-    trace.note("simulation", "asks anew")
+    seen = bool(plan.faults) and not unseen
+    slack_s = sum(each.lasts_s for each in plan.faults if each.fault is Fault.PAUSE)
+    slack_s += plan.size.skew * REQUEST_TIMEOUT_S
+    problems += _verdicts(outcomes, wanted, faults=seen, slack_s=slack_s)
+    await _ask_anew(cluster, plan.late, wanted)
+    await cluster.stop()
+    world_s[0] = loop.time()
+
+
+async def _ask_anew(cluster: Cluster, late: tuple[Ask, ...], wanted: dict[str, tuple[list[int], str]]) -> None:
+    cluster.world.trace.note("simulation", "asks anew")
     await asyncio.sleep(SETTLE_S)
-    outcomes.clear()
+    cluster.outcomes.clear()
     async with asyncio.TaskGroup() as going:
         for ask in late:
             going.create_task(cluster.ask(ask))
-    problems += [f"after all: {text}" for o in outcomes if (text := verdict(o, wanted[o.ask.name], faults=False))]
+    found = _verdicts(cluster.outcomes, wanted, faults=False, slack_s=cluster.size.skew * REQUEST_TIMEOUT_S)
+    cluster.world.problems += [f"after all: {text}" for text in found]
     await cluster.check_nothing_is_left()
-    await cluster.stop()
+
+
+def _verdicts(
+    outcomes: list[Outcome], wanted: dict[str, tuple[list[int], str]], *, faults: bool, slack_s: float
+) -> list[str]:
+    each = (verdict(o, wanted[o.ask.name], faults=faults, slack_s=slack_s) for o in outcomes)
+    return [text for text in each if text is not None]
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import structlog
+
+from isthmus_sim.loop import world_loop
 
 _RANDOM_ID = re.compile(r"(req|xfer)-[A-Za-z0-9_-]{12}")
 """The ingress draws them; two runs of one seed differ in nothing else."""
@@ -20,7 +21,7 @@ class Trace:
         self._events: list[tuple[float, str, str, Mapping[str, object]]] = []
 
     def note(self, who: str, what: str, /, **facts: object) -> None:
-        self._events.append((asyncio.get_running_loop().time(), who, what, facts))
+        self._events.append((world_loop().world_s, who, what, facts))
 
     def __call__(self, logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         facts = dict(event)

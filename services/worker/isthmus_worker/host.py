@@ -9,7 +9,7 @@ from typing import Any
 
 from isthmus_shared.engines.config import EngineKind
 from isthmus_shared.engines.port import Engine, EngineInfo
-from isthmus_shared.errors import BusDisconnected, Draining, EngineFailed, Fault, IsthmusError
+from isthmus_shared.errors import BusDisconnected, Draining, EngineFailed, Fault, IsthmusError, PayloadTooLarge
 from isthmus_shared.kv.negotiate import kv_form
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.assign import AssignRoles
@@ -289,7 +289,7 @@ class WorkerHost:
 
     async def _beat_now(self) -> None:
         """The relay came or went: the planner should know before the next beat."""
-        with contextlib.suppress(BusDisconnected):
+        with contextlib.suppress(BusDisconnected, PayloadTooLarge):
             await self._runtime.bus.publish(subjects.HEARTBEAT_WORKER, self.beat().encode())
 
     def beat(self) -> WorkerHeartbeat:

@@ -9,66 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
+from isthmus_shared.bus.interests import Interest, InterestTable
 from isthmus_shared.bus.pending import PendingMessages
 from isthmus_shared.bus.port import BusMessage
 from isthmus_shared.bus.refusals import disconnected, headers_size_bytes, no_responders, too_large, too_late
-from isthmus_shared.bus.syntax import INBOX, check_subject, is_pattern, matches
+from isthmus_shared.bus.syntax import INBOX, check_subject
 
 DEFAULT_MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 """As the embedded server: a prompt of a million tokens fits in one message."""
-
-
-@dataclass(eq=False, slots=True)
-class _Interest:
-    owner: MemoryBus
-    pending: PendingMessages
-    queue: str | None
-
-
-@dataclass(slots=True)
-class _Table:
-    """Who listens: exact subjects by name, patterns in order, and a turn counter for each queue group."""
-
-    exact: dict[str, list[_Interest]] = field(default_factory=dict)
-    patterns: list[_Interest] = field(default_factory=list)
-    turns: dict[tuple[str, str], int] = field(default_factory=dict)
-
-    def add(self, interest: _Interest) -> None:
-        subject = interest.pending.subject
-        if is_pattern(subject):
-            self.patterns.append(interest)
-        else:
-            self.exact.setdefault(subject, []).append(interest)
-
-    def remove(self, interest: _Interest) -> None:
-        subject = interest.pending.subject
-        if is_pattern(subject):
-            self.patterns.remove(interest)
-            return
-        listeners = self.exact[subject]
-        listeners.remove(interest)
-        if not listeners:
-            del self.exact[subject]
-
-    def receivers(self, subject: str) -> list[_Interest]:
-        """All plain listeners and one of each queue group that are connected now."""
-        found = [*self.exact.get(subject, ()), *(i for i in self.patterns if matches(i.pending.subject, subject))]
-        chosen: list[_Interest] = []
-        groups: dict[tuple[str, str], list[_Interest]] = {}
-        for interest in found:
-            if not interest.owner.connected:
-                continue
-            if interest.queue is None:
-                chosen.append(interest)
-            else:
-                groups.setdefault((interest.pending.subject, interest.queue), []).append(interest)
-        for key, members in groups.items():
-            turn = self.turns.get(key, 0)
-            self.turns[key] = turn + 1
-            chosen.append(members[turn % len(members)])
-        return chosen
 
 
 class MemoryBroker:
@@ -76,7 +25,7 @@ class MemoryBroker:
 
     def __init__(self, *, max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES) -> None:
         self.max_payload_bytes = max_payload_bytes
-        self._table = _Table()
+        self._table = InterestTable()
         self._replies: dict[str, tuple[MemoryBus, asyncio.Future[BusMessage]]] = {}
         self._clients: list[MemoryBus] = []
         self._inboxes = 0
@@ -97,8 +46,7 @@ class MemoryBroker:
     @property
     def subscriptions(self) -> tuple[str, ...]:
         """Every registered subject or pattern, for tests that look for leaks."""
-        exact = [i.pending.subject for listeners in self._table.exact.values() for i in listeners]
-        return tuple(sorted([*exact, *(i.pending.subject for i in self._table.patterns)]))
+        return self._table.subjects
 
     def _new_inbox(self) -> str:
         self._inboxes += 1
@@ -131,7 +79,7 @@ class MemoryBus:
         self._up.set()
         self._closed = False
         self._outages = 0
-        self._interests: list[_Interest] = []
+        self._interests: list[Interest] = []
         self._waiting: dict[asyncio.Future[BusMessage], None] = {}  # no set: its order would differ from run to run
 
     @property
@@ -192,7 +140,7 @@ class MemoryBus:
     ) -> AsyncIterator[PendingMessages]:
         check_subject(subject, wildcards=True)
         self._check_connected()
-        interest = _Interest(self, _MemorySubscription(self, subject, max_pending=max_pending), queue)
+        interest = Interest(self, _MemorySubscription(self, subject, max_pending=max_pending), queue)
         self._broker._table.add(interest)
         self._interests.append(interest)
         try:

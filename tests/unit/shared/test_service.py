@@ -182,6 +182,29 @@ async def test_a_heartbeat_comes_at_once_on_change_and_after_an_outage(
         beating.cancel()
 
 
+async def test_a_bus_that_is_back_with_a_limit_below_a_heartbeat_does_not_end_the_process(
+    runtime: ServiceRuntime, memory_broker: MemoryBroker
+) -> None:
+    beats: list[str] = []
+
+    async def take(beat: Ask) -> None:
+        beats.append(beat.text)
+
+    listening, limit = asyncio.Event(), memory_broker.max_payload_bytes
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(runtime.watch("beat", Ask, take, listening=listening))
+        await listening.wait()
+        memory_broker.max_payload_bytes = 1
+        beating = tasks.create_task(runtime.heartbeat("beat", lambda: Ask(text=runtime.state.value)))
+        assert (await get(runtime.http_address, "/live"))[0] == 200  # the loop has turned; the first was refused
+        assert not beats
+        memory_broker.max_payload_bytes = limit
+        runtime.set_state(ProcessState.READY)
+        await eventually(lambda: beats == ["ready"])
+        watching.cancel()
+        beating.cancel()
+
+
 async def test_a_watch_survives_malformed_and_refused_messages(
     runtime: ServiceRuntime, memory_broker: MemoryBroker
 ) -> None:
