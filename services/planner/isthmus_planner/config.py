@@ -9,6 +9,7 @@ from pydantic import Field
 
 from isthmus_planner.cost.speeds import CostConstants
 from isthmus_planner.deadlines import DeadlinePolicy
+from isthmus_planner.prefix.index import MAX_HASHES
 from isthmus_planner.roles.balance import BalancePolicy
 from isthmus_planner.roles.loop import RoleSettings
 from isthmus_planner.routing.policy import ModePolicy, Policy
@@ -47,6 +48,12 @@ class PlannerConfig(ServiceConfig):
     )
     decode_step_s: float = Field(
         default=_COST.decode_step_s, gt=0, description="Assumed until a worker has reported its own"
+    )
+    prefix_hashes: int = Field(
+        default=MAX_HASHES,
+        gt=0,
+        le=10**9,
+        description="Cached prefixes remembered, over all workers; each takes 100 bytes",
     )
 
     leader: LeaderPolicy = Field(

@@ -12,6 +12,7 @@ from isthmus_planner.last_plan import PLAN_EVERY_S, route_plan
 from isthmus_planner.leader.bucket import JetStreamStore
 from isthmus_planner.leader.keeper import LeaseKeeper
 from isthmus_planner.leader.port import Leadership, SetLeader
+from isthmus_planner.prefix.caches import PrefixCaches
 from isthmus_planner.registry import Registry
 from isthmus_planner.roles.loop import RoleLoop
 from isthmus_planner.routing.choose import choose
@@ -32,6 +33,7 @@ from isthmus_shared.messages.health import (
     WorkerHeartbeat,
     WorkerLost,
 )
+from isthmus_shared.messages.prefix import PrefixEvents
 from isthmus_shared.messages.route import RouteReply, RouteRequest
 from isthmus_shared.runtime import ServiceRuntime
 
@@ -61,6 +63,7 @@ class PlannerService:
             prior_costs(self._policy.constants),
         )
         self._routes = 0
+        self._caches = PrefixCaches(runtime.bus, runtime.log, max_hashes=runtime.config.prefix_hashes)
 
     async def run(self) -> None:
         """Until the process is told to stop. Nothing is handed over: the next planner hears everyone within a beat."""
@@ -75,6 +78,8 @@ class PlannerService:
                     rt.watch(subjects.HEARTBEAT_INGRESS, IngressHeartbeat, self._on_ingress),
                     rt.watch(subjects.RELAY_RATES, RelayRates, self._on_rates),
                     rt.watch(subjects.WORKER_LOST, WorkerLost, self._on_lost),
+                    rt.watch(subjects.PREFIX_EVENTS, PrefixEvents, self._caches.events),
+                    self._caches.run(),
                     rt.serve(
                         subjects.ROUTE,
                         RouteRequest,
@@ -109,7 +114,7 @@ class PlannerService:
         self._roles.routed(request)
         metrics = self._runtime.metrics
         try:
-            choice = choose(request, self._seats, self._known, self._runtime.incarnation, now_s)
+            choice = choose(request, self._seats, self._known, self._runtime.incarnation, now_s, self._caches.index)
         except IsthmusError as error:
             metrics.routes.labels("none", error.code).inc()
             self._runtime.log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
@@ -153,6 +158,7 @@ class PlannerService:
         if self._registry.lives(beat):  # not one that was sent before its end was told of
             self._estimates.beat(beat)
             self._seats.beat(beat, now_s, self._estimates.live().get(beat.incarnation))
+            self._caches.beat(beat)
 
     async def _on_relay(self, beat: RelayHeartbeat) -> None:
         now_s = self._now_s()
@@ -180,7 +186,9 @@ class PlannerService:
                 self._forget(each, "silent")
                 with contextlib.suppress(BusDisconnected):  # then nobody could hear it, and the ingresses see it too
                     await self._runtime.bus.publish(subjects.WORKER_LOST, each.encode())
-            self._estimates.keep(worker.incarnation for worker in self._registry.workers)
+            alive = [worker.incarnation for worker in self._registry.workers]
+            self._estimates.keep(alive)
+            self._caches.keep(alive)
             self._seats.keep_relays(relay.relay.node_id for relay in self._registry.relays)
             self._count()
 

@@ -21,6 +21,7 @@ from isthmus_shared.messages.health import (
     WorkerLoad,
     WorkerLost,
 )
+from isthmus_shared.messages.prefix import PrefixSnapshotRequest
 from isthmus_shared.messages.work import Cancel, MoveRequests, SequenceEvent, StepFacts, WorkerRef
 from isthmus_shared.runtime import ServiceRuntime
 from isthmus_worker.assignment import Assignments, Wanted
@@ -29,6 +30,7 @@ from isthmus_worker.config import WorkerConfig
 from isthmus_worker.outbox import Addressed, by_subject, encoded
 from isthmus_worker.pace import Pace
 from isthmus_worker.ports import RelayConnect
+from isthmus_worker.prefix_teller import PrefixTeller
 from isthmus_worker.role_desk import RoleDesk
 from isthmus_worker.roles import RoleHandlers, refuse_ack
 from isthmus_worker.sender import EventSender
@@ -82,6 +84,7 @@ class WorkerHost:
         self._pace = Pace(engine, self._attachment, itl_target_s=config.itl_target_s)
         self._sender = EventSender(runtime.bus, runtime.log)
         self.worker = WorkerRef(worker_id=config.id, incarnation=runtime.incarnation, node_id=config.node_id)
+        self._prefixes = PrefixTeller(self.worker, runtime.bus)
         self.sessions = Sessions(
             worker=self.worker,
             engine=engine,
@@ -140,8 +143,15 @@ class WorkerHost:
                 self._assignments.assign,
                 on_error=refuse_ack,
             ),
+            rt.serve(
+                subjects.worker_prefixes(self.worker.worker_id),
+                PrefixSnapshotRequest,
+                self._prefixes.snapshot,
+                on_error=self._prefixes.refuse,
+            ),
             rt.watch(subjects.HEARTBEAT_INGRESS, IngressHeartbeat, on_ingress),
             self._sender.run(),
+            self._prefixes.run(),
             self._attachment.run(self._beat_now, self.sessions.relay_lost),
             enforce_deadlines(self.sessions),
             self._sweep(),
@@ -168,6 +178,7 @@ class WorkerHost:
     async def _start_engine(self) -> None:
         info = await self._engine.start()
         self._info, self._form = info, kv_form(self._engine.manifest(1))
+        self._prefixes.follow(self._engine.prefixes)
         self._runtime.log.info("engine.started", model=info.model, layout=info.kv_layout, blocks=info.kv_blocks_total)
 
     async def _become(self, wanted: Wanted) -> None:
@@ -190,6 +201,7 @@ class WorkerHost:
         self._runtime.set_state(ProcessState.STARTING)
         self._replaced.clear()
         await self._engine.stop()
+        self._prefixes.follow(None)
         try:
             await self._replace_engine(model)
         except IsthmusError as error:
@@ -240,6 +252,7 @@ class WorkerHost:
             self._step = counter.facts(report, now_s=loop.time())
             await self.sessions.take_report(report)
             self._step = None
+            self._prefixes.notice()
             if self._info is not None:
                 self._pace.step(report, self._info, now_s=loop.time())
                 held = self._info.kv_blocks_total - self._engine.load().kv_blocks_free
@@ -309,6 +322,7 @@ class WorkerHost:
             models_able=self._assignments.models,
             epoch=self._assignments.epoch,
             max_batch=0 if rt.config.kind is EngineKind.VLLM else rt.config.max_batch,
+            prefix_sequence=self._prefixes.sequence,
             model_fingerprint="" if info is None else info.model_fingerprint,
             kv_form=self._form,
             kv_layout=rt.config.kv_layout if info is None else info.kv_layout,

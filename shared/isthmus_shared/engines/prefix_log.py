@@ -59,6 +59,11 @@ class PrefixLog:
         """At most `limit` of those that are there. A prefix comes after the shorter ones that it goes on from."""
         return tuple(prefix for prefix, _ in zip(self._blocks, range(limit), strict=False))
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._changes) or not self._complete
+
     def __len__(self) -> int:
         return len(self._blocks)
 

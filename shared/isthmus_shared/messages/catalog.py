@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import isthmus_shared.messages as package
 from isthmus_shared.ids import IngressId, WorkerId
-from isthmus_shared.messages import assign, health, outcomes, route, subjects, work
+from isthmus_shared.messages import assign, health, outcomes, prefix, route, subjects, work
 from isthmus_shared.messages.base import WireMessage
 
 
@@ -90,6 +90,24 @@ CHANNELS: tuple[Channel, ...] = (
         ("prefill-worker", "decode-worker"),
         "Which roles and which model the leading planner wants the worker to have",
         reply=work.Ack,
+        parameters=_WORKER,
+    ),
+    Channel(
+        "prefix_events",
+        subjects.PREFIX_EVENTS,
+        prefix.PrefixEvents,
+        ("prefill-worker", "decode-worker"),
+        ("planner",),
+        "What workers have stored in their prefix caches and removed from them",
+    ),
+    Channel(
+        "prefix_snapshot",
+        subjects.worker_prefixes(_worker_id),
+        prefix.PrefixSnapshotRequest,
+        ("planner",),
+        ("prefill-worker", "decode-worker"),
+        "All that a worker has in its prefix cache, for a planner that has missed an event",
+        reply=prefix.PrefixSnapshot,
         parameters=_WORKER,
     ),
     Channel(

@@ -18,6 +18,9 @@ EXPLAIN = f"{ROOT}.planner.explain"
 OUTCOMES = f"{ROOT}.event.outcomes"
 """Outcomes, from ingresses to every planner."""
 
+PREFIX_EVENTS = f"{ROOT}.event.prefix"
+"""PrefixEvents, from workers to every planner."""
+
 HEARTBEAT_WORKER = f"{ROOT}.heartbeat.worker"
 HEARTBEAT_RELAY = f"{ROOT}.heartbeat.relay"
 HEARTBEAT_INGRESS = f"{ROOT}.heartbeat.ingress"
@@ -66,6 +69,11 @@ def worker_save(worker: WorkerId) -> str:
 def worker_release(worker: WorkerId) -> str:
     """Release, from any ingress."""
     return f"{ROOT}.worker.{worker}.release"
+
+
+def worker_prefixes(worker: WorkerId) -> str:
+    """PrefixSnapshotRequest → PrefixSnapshot."""
+    return f"{ROOT}.worker.{worker}.prefixes"
 
 
 def worker_cancel(worker: WorkerId) -> str:

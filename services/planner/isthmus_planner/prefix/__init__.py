@@ -1,0 +1,1 @@
+"""What workers have in their prefix caches, as far as the planner knows."""
