@@ -20,10 +20,10 @@ from isthmus_planner.config import PlannerConfig
 from isthmus_planner.service import PlannerService
 from isthmus_prefill.role import PrefillRole
 from isthmus_shared.engines.batching import BatchingEngine
-from isthmus_shared.engines.config import EngineKind
+from isthmus_shared.engines.config import EngineConfig, EngineKind
 from isthmus_shared.engines.runner_port import RunnerInfo, StepResult
 from isthmus_shared.engines.sequence import Batch
-from isthmus_shared.engines.sim import SimRunner
+from isthmus_shared.engines.sim import SimRunner, StepCosts
 from isthmus_shared.errors import EngineFailed
 from isthmus_shared.ids import WorkerId
 from isthmus_shared.messages.base import WireMessage
@@ -103,8 +103,22 @@ class FencedRole:
 
 
 class Worker(Service):
-    def __init__(self, world: World, name: str, role: Role, node: Relay, *, kv_layout: str, kv_blocks: int) -> None:
+    """`engine` and `costs`: in place of what its settings give."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        role: Role,
+        node: Relay,
+        *,
+        kv_layout: str,
+        kv_blocks: int,
+        engine: EngineConfig | None = None,
+        costs: StepCosts | None = None,
+    ) -> None:
         super().__init__(world, name)
+        self._engine_config, self._costs = engine, costs
         self.node = node
         self.host: WorkerHost | None = None
         self.engine: BatchingEngine | None = None
@@ -142,8 +156,8 @@ class Worker(Service):
             tracing=self.world.tracing,
         )
         async with runtime:
-            engine_config = config.engine_config()
-            runner = SlowableRunner(SimRunner(engine_config))
+            engine_config = self._engine_config or config.engine_config()
+            runner = SlowableRunner(SimRunner(engine_config, costs=self._costs))
             engine = BatchingEngine(runner, engine_config)
             role = PrefillRole(config.staging_wait_s) if self._role is Role.PREFILL else DecodeRole()
             me = WorkerRef(worker_id=config.id, incarnation=incarnation, node_id=config.node_id)
@@ -162,8 +176,15 @@ class Worker(Service):
 
 
 class Planner(Service):
+    """`patient`: with the deadlines that it has in production."""
+
+    def __init__(self, world: World, name: str, *, patient: bool = False) -> None:
+        super().__init__(world, name)
+        short = PlannerConfig(ttft_floor_s=3.0, transfer_floor_s=1.0, stall_floor_s=1.5)
+        self._config = PlannerConfig() if patient else short
+
     async def _main(self, bus: SimBus, life: Life) -> None:
-        config = PlannerConfig(ttft_floor_s=3.0, transfer_floor_s=1.0, stall_floor_s=1.5)
+        config = self._config
         runtime = ServiceRuntime(
             "planner",
             config,
@@ -181,8 +202,11 @@ class Planner(Service):
 class SimIngress(Service):
     """The ingress without its HTTP door; clients enter below it, where both doors meet."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(
+        self, world: World, name: str, *, request_timeout_s: float = REQUEST_TIMEOUT_S, max_in_flight: int = 256
+    ) -> None:
         super().__init__(world, name)
+        self._request_timeout_s, self._max_in_flight = request_timeout_s, max_in_flight
         self.frontend: Frontend | None = None
         self.hub: Hub | None = None
 
@@ -196,8 +220,8 @@ class SimIngress(Service):
                 "id": self.name,
                 "model": "unused",
                 "model_name": MODEL,
-                "request_timeout_s": REQUEST_TIMEOUT_S,
-                "max_in_flight": 256,
+                "request_timeout_s": self._request_timeout_s,
+                "max_in_flight": self._max_in_flight,
             }
         )
         runtime = ServiceRuntime(
