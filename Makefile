@@ -64,6 +64,9 @@ docs: $(DOCS_VENV)/.made  ## the documentation as a site, site/index.html; fails
 sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
 	@$(PYTEST) tests/sim $(ARGS)
 
+sim-agreement: $(VENV)/.dev  ## the real services in virtual time beside the planner's simulator, and paced beside unpaced (ARGS="--clients 1 8")
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python -m isthmus_sim.agreement $(ARGS)
+
 relay-seeds: $(VENV)/.dev  ## 2,000 fault schedules over 16 simulated relays (ARGS="--seeds 20 --flows 1000 --slots 512 --at-once")
 	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_storm $(ARGS)
 
