@@ -65,8 +65,10 @@ class PacedCluster:
             )
             for node, role, relay in zip((prefill, decode), (Role.PREFILL, Role.DECODE), self.relays, strict=True)
         ]
-        self.planner = Planner(world, "planner", patient=True)
-        self.ingress = SimIngress(world, "ingress", request_timeout_s=86_400.0, max_in_flight=4 * in_flight)
+        self.planner = Planner(world, "planner", settings={"balance_roles": False})
+        self.ingress = SimIngress(
+            world, "ingress", settings={"request_timeout_s": 86_400.0, "max_in_flight": 4 * in_flight}
+        )
         self._bucket: asyncio.Task[None]
 
     @property

@@ -18,7 +18,7 @@ class NodeCosts:
 
     def batch_s(self, batch: Batch) -> float:
         prompts = [(len(work.tokens), work.start) for work in batch.works if work.prefill]
-        decoding = [work for work in batch.works if not work.prefill]
+        decoding = [work for work in batch.works if work.decodes]
         took_s = self._prefill_s(prompts) if prompts else 0.0
         if decoding:
             took_s += self._decode_s(len(decoding), sum(work.start for work in decoding))
