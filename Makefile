@@ -65,6 +65,9 @@ docs: $(DOCS_VENV)/.made  ## the documentation as a site, site/index.html; fails
 sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
 	@$(PYTEST) tests/sim $(ARGS)
 
+sim-agreement: $(VENV)/.dev  ## the real services in virtual time beside the planner's simulator, and paced beside unpaced (ARGS="--clients 1 8")
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python -m isthmus_sim.agreement $(ARGS)
+
 relay-seeds: $(VENV)/.dev  ## 2,000 fault schedules over 16 simulated relays (ARGS="--seeds 20 --flows 1000 --slots 512 --at-once")
 	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_storm $(ARGS)
 
@@ -90,6 +93,9 @@ bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine
 
 bench-sim: $(VENV)/.dev  ## the planner's simulator: requests per second, start, memory, on one core (docs/benchmarks.md)
 	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/simulator.py $(ARGS)
+
+bench-route: $(VENV)/.dev  ## how long a route takes, by size of the cluster, and routes per second over NATS (docs/routing.md)
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/route $(ARGS)
 
 bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts beside raw sockets, with a plot
 	@$(PIP) --editable '.[bench]'

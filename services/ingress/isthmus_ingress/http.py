@@ -182,20 +182,22 @@ class _Pages:
         model = self._frontend.hub.roster.model(body.get("model") if isinstance(body.get("model"), str) else None)
         ours = ("prompt", "messages", "model", "add_generation_prompt")
         known = {name: value for name, value in body.items() if name in ours}
-        token_ids = await self._frontend.preparer.tokenize(known)
+        token_ids = await self._frontend.preparer.tokenize(known, model)
         fields = {"count": len(token_ids), "max_model_len": model.max_model_len_tokens, "tokens": token_ids}
         return JSONResponse(fields)
 
     async def detokenize(self, request: Request) -> Response:
         """vLLM's: {"tokens": [...]} → {"prompt": text}."""
-        token_ids = (await self._body(request)).get("tokens")
+        body = await self._body(request)
+        token_ids = body.get("tokens")
         if (
             not isinstance(token_ids, list)
             or len(token_ids) > MAX_TOKENIZE
             or any(type(token_id) is not int or token_id < 0 for token_id in token_ids)
         ):
             raise InvalidRequest("tokens is invalid", why="it must be a list of token ids", param="tokens")
-        return JSONResponse({"prompt": self._frontend.preparer.text.tokenizer.decode(token_ids, special=True)})
+        text = self._frontend.preparer.text(str(body.get("model")))
+        return JSONResponse({"prompt": text.tokenizer.decode(token_ids, special=True)})
 
     async def _body(self, request: Request) -> dict[str, Any]:
         check_json(request.scope)
