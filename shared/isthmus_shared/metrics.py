@@ -18,6 +18,7 @@ E2E_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 CALL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 TOKEN_BUCKETS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 ITL_CAUSES = ("handover", "transfer", "headroom", "batch", "step", "host", "bus", "unknown")
+RECOVERIES = ("resumed", "moved", "stayed")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
@@ -104,6 +105,10 @@ class Metrics:
         )
         """tenant: a name of the operator's own file of tenants, never a key or anything that a client chooses."""
         self.replans = self._counter("replans_total", "Attempts beyond a request's first", "code")
+        self.recoveries = self._counter("recoveries_total", "Sequences that went on elsewhere, or should have", "what")
+        """what: resumed (from staged KV, without a second prefill), moved, stayed (a move that did not come about)."""
+        for what in RECOVERIES:
+            self.recoveries.labels(what)
         self.cancellations = self._counter("cancellations_total", "Requests ended by the client's leaving")
 
     def _planner(self) -> None:
