@@ -63,6 +63,9 @@ class IngressConfig(ServiceConfig):
     max_in_flight: int = Field(
         default=2048, ge=1, le=100_000, description="Choices in progress; more are refused (429)"
     )
+    max_connections: int = Field(
+        default=8192, ge=1, le=1_000_000, description="HTTP connections at once; one more is answered 503 and closed"
+    )
     max_body_bytes: int = Field(
         default=4 * 1024 * 1024, ge=1024, le=1024**3, description="Largest request body; a larger one is refused (413)"
     )

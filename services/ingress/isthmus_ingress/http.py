@@ -26,6 +26,7 @@ from isthmus_ingress.openai.errors import (
     error_headers,
     internal_error,
 )
+from isthmus_ingress.openai.openapi import MAX_TOKENIZE, document
 from isthmus_ingress.tenants import ANYONE
 from isthmus_ingress.ui.pages import UiPages
 from isthmus_shared.errors import Cancelled, InvalidRequest, IsthmusError
@@ -35,8 +36,6 @@ from isthmus_shared.service import ServiceRuntime
 
 CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """An `x-request-id` that a client may choose; it goes into logs and headers."""
-MAX_TOKENIZE = 1_000_000
-"""Token ids that /detokenize takes."""
 
 
 class ApiApp:
@@ -101,6 +100,7 @@ def _pages(pages: _Pages, ui: UiPages, posted: Sequence[str]) -> Starlette:
         Route("/ready", pages.ready),
         Route("/metrics", pages.metrics),
         Route("/version", pages.version),
+        Route("/openapi.json", pages.openapi),
         Route("/tokenize", pages.tokenize, methods=["POST"]),
         Route("/detokenize", pages.detokenize, methods=["POST"]),
         *ui.routes,
@@ -169,6 +169,9 @@ class _Pages:
 
     async def version(self, _request: Request) -> Response:
         return JSONResponse({"version": isthmus_shared.__version__})
+
+    async def openapi(self, _request: Request) -> Response:
+        return JSONResponse(document())
 
     async def never(self, _request: Request) -> Response:
         raise AssertionError("the generating paths are taken before the router")

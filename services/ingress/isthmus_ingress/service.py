@@ -14,7 +14,7 @@ from isthmus_ingress.exchange import Limits
 from isthmus_ingress.frontend import Frontend
 from isthmus_ingress.generate import HttpLimits
 from isthmus_ingress.http import ApiApp
-from isthmus_ingress.http_server import ApiServer, listen
+from isthmus_ingress.http_server import ApiServer, connections_possible, listen
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.nats_door import NatsDoor
 from isthmus_ingress.outcomes import tell
@@ -136,7 +136,12 @@ class Ingress:
         with listen(config.host, config.port, shared=config.share_port) as listener:
             host, port = listener.getsockname()[:2]
             self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            self.server = ApiServer(app, grace_s=config.shutdown_grace_s, write_stall_s=config.write_stall_s)
+            self.server = ApiServer(
+                app,
+                grace_s=config.shutdown_grace_s,
+                write_stall_s=config.write_stall_s,
+                max_connections=connections_possible(config.max_connections),
+            )
             self.runtime.log.info("http.listening", address=self.address)
             self.listening.set()
             await self.server.serve(sockets=[listener])

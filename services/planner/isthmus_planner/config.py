@@ -14,7 +14,7 @@ from isthmus_planner.roles.balance import BalancePolicy
 from isthmus_planner.roles.loop import RoleSettings
 from isthmus_planner.roles.models import ModelPolicy
 from isthmus_planner.routing.policy import ModePolicy, Policy
-from isthmus_shared.config import ServiceConfig
+from isthmus_planner.routing.settings import RoutingConfig
 
 
 class LeaderPolicy(StrEnum):
@@ -29,7 +29,7 @@ _BALANCE = BalancePolicy()
 _MODELS = ModelPolicy()
 
 
-class PlannerConfig(ServiceConfig):
+class PlannerConfig(RoutingConfig):
     PREFIX: ClassVar[str] = "PLANNER"
 
     mode: ModePolicy = Field(
@@ -109,4 +109,8 @@ class PlannerConfig(ServiceConfig):
                 transfer_floor_s=self.transfer_floor_s,
                 stall_floor_s=self.stall_floor_s,
             ),
+            weights=self.weights(),
+            prices=self.price_of(),
+            expected_osl_tokens=self.expected_osl_tokens,
+            slo_margin=self.slo_margin,
         )
