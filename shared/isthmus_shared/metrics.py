@@ -119,6 +119,9 @@ class Metrics:
         self.route_predicted_ttft_seconds = self._histogram(
             "route_predicted_ttft_seconds", "Predicted p50 of TTFT", TTFT_BUCKETS_S
         )
+        self.planner_prefix_hashes = self._gauge(
+            "planner_prefix_hashes", "Prefixes of 64 tokens that this planner knows to be cached, over all workers"
+        )
         self.workers = self._gauge("workers", "Workers known", "role", "state")
         self.workers_lost = self._counter("workers_lost_total", "Workers taken for dead", "cause")
         self.role_changes = self._counter("role_changes_total", "Changes of workers' roles", "model", "to", "outcome")
@@ -135,6 +138,10 @@ class Metrics:
         """reason, in vLLM's words: `capacity` or `deferred` (its KV or its first token has not come yet)."""
         self.engine_kv_blocks = self._gauge("engine_kv_blocks", "KV blocks of this engine")
         self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "Share of those in use, 0 to 1")
+        self.prefix_cache_queries = self._counter(
+            "prefix_cache_queries_total", "Prompt tokens that were looked for in the prefix cache"
+        )
+        self.prefix_cache_hits = self._counter("prefix_cache_hits_total", "Of those: found, and not computed again")
         self.worker_finishes = self._counter("worker_finishes_total", "Sequences ended", "phase", "reason")
         self.worker_kv_out_bytes = self._counter("worker_kv_out_bytes_total", "KV staged for others")
         self.worker_kv_in_bytes = self._counter("worker_kv_in_bytes_total", "KV loaded from others")

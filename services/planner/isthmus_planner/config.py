@@ -13,7 +13,7 @@ from isthmus_planner.prefix.index import MAX_HASHES
 from isthmus_planner.roles.balance import BalancePolicy
 from isthmus_planner.roles.loop import RoleSettings
 from isthmus_planner.routing.policy import ModePolicy, Policy
-from isthmus_shared.config import ServiceConfig
+from isthmus_planner.routing.settings import RoutingConfig
 
 
 class LeaderPolicy(StrEnum):
@@ -27,7 +27,7 @@ _DEADLINE = DeadlinePolicy()
 _BALANCE = BalancePolicy()
 
 
-class PlannerConfig(ServiceConfig):
+class PlannerConfig(RoutingConfig):
     PREFIX: ClassVar[str] = "PLANNER"
 
     mode: ModePolicy = Field(
@@ -53,7 +53,7 @@ class PlannerConfig(ServiceConfig):
         default=MAX_HASHES,
         gt=0,
         le=10**9,
-        description="Cached prefixes remembered, over all workers; each takes 100 bytes",
+        description="Cached prefixes remembered, over all workers; each takes 120 bytes",
     )
 
     leader: LeaderPolicy = Field(
@@ -99,4 +99,8 @@ class PlannerConfig(ServiceConfig):
                 transfer_floor_s=self.transfer_floor_s,
                 stall_floor_s=self.stall_floor_s,
             ),
+            weights=self.weights(),
+            prices=self.price_of(),
+            expected_osl_tokens=self.expected_osl_tokens,
+            slo_margin=self.slo_margin,
         )

@@ -145,6 +145,8 @@ class Sessions:
             )
         )
         record.phase = Phase.ACTIVE
+        if record.source is None:
+            self._metrics.prefix_cache_queries.inc(len(message.token_ids))
         if record.first_token_id is not None:
             self.engine.start_decode(record.engine_id, record.first_token_id)
 
@@ -248,7 +250,7 @@ class Sessions:
             logprobs=output.logprobs,
             finish=output.finish,
             fault=output.fault,
-            cached_tokens=output.cached_tokens,
+            cached_tokens=self._note_cached(record, output),
         )
         record.next_index = output.output_index + len(output.token_ids)
         if record.trace is not None:
@@ -268,6 +270,13 @@ class Sessions:
             record.phase = Phase.STREAMING
             self._note_landed(record)
         return record.events_subject, event
+
+    def _note_cached(self, record: Record, output: SequenceOutput) -> int:
+        """Tokens of the prompt that cost nothing here: told once, and never of a prompt whose KV was loaded."""
+        if record.phase is not Phase.ACTIVE or record.source is not None:
+            return 0
+        self._metrics.prefix_cache_hits.inc(output.cached_tokens)
+        return output.cached_tokens
 
     def _note_landed(self, record: Record) -> None:
         """The engine has taken the KV over, and let go of the source."""
