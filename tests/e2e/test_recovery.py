@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -33,10 +31,7 @@ nodes:
       - {id: decode-b, role: decode, kv_layout: "hnd:64:fp32:packed4"}
   - id: node-c
     workers:
-      - id: decode-c
-        role: decode
-        kv_layout: "nhd:32:fp32"
-        env: {ISTHMUS_WORKER_DRAIN_S: "60"}
+      - {id: decode-c, role: decode, kv_layout: "nhd:32:fp32"}
 """
 CASES = tuple(Case(prompt_of(200 + 37 * number, seed=number), max_tokens=300) for number in range(6))
 PREFILLED = "isthmus_engine_tokens_total{phase=prefill}"
@@ -120,16 +115,3 @@ async def test_sequences_that_are_asked_to_move_go_on_on_the_other_decode_worker
     await streams_while(cluster, expected, move)
     assert await recoveries(cluster, "moved") > moved
     assert (await cluster.metrics("decode-b"))[KV_OUT] > 0
-
-
-async def test_a_worker_that_drains_gives_its_long_sequences_away(
-    cluster: LocalCluster, expected: Mapping[Case, Outcome]
-) -> None:
-    await cluster.until_idle()
-    moved = await recoveries(cluster, "moved")
-
-    async def stop() -> None:
-        os.kill(cluster.pid("decode-c"), signal.SIGTERM)
-
-    await streams_while(cluster, expected, stop)
-    assert await recoveries(cluster, "moved") > moved

@@ -201,6 +201,7 @@ def test_a_worker_that_drains_moves_what_would_not_finish_in_time() -> None:
         worker.runner.slowness = 2 * SLOW
         assert _on(cluster, 0) > 0
         await worker.drain()
+        await asyncio.sleep(1.0)
         worker.start()
 
     told = told_of(drain)
