@@ -85,7 +85,7 @@ async def measure(door: Door, clients: int, seconds: float, seed: int) -> Figure
         tasks.create_task(load.closed_loop(clients, WARMUP_S + seconds, Shape(WORDS, TOKENS)))
     told = report.as_json()
     if report.errors or not report.tokens:
-        raise SystemExit(f"{door.url}, {clients} clients: {told['errors'] or 'no answer'}")
+        raise SystemExit(f"{door.url}, {clients} clients: {told['errors'] or 'no answer in the time'}")
     tokens = max(1, report.tokens)
     cpu = {f"cpu_{name}_us": (used[1][name] - used[0][name]) / tokens * 1e6 for name in used[0]}
     return {
