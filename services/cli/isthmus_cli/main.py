@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 import isthmus_shared
-from isthmus_cli import bench, calibrate, doctor, plan, reproduce, watch
+from isthmus_cli import bench, calibrate, doctor, plan, reproduce, simulate, watch
 from isthmus_cli import status as status_view
 from isthmus_cli.calling import own_command
 from isthmus_cli.chat import Chat, converse, say
@@ -51,6 +51,7 @@ doctor.add_to(app)
 calibrate.add_to(app)
 plan.add_to(app)
 reproduce.add_to(app)
+simulate.add_to(app)
 
 StateDirOption = Annotated[
     Path, typer.Option("--state-dir", help="Folder for logs and state.", envvar="ISTHMUS_UP_STATE_DIR")

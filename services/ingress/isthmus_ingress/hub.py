@@ -121,8 +121,10 @@ class Hub:
             except ProtocolViolation as error:
                 self._malformed(message.subject, error)
                 continue
-            self.roster.lost(report.worker.incarnation)
-            self.tell_gone(WorkerGone(report.worker.incarnation, f"{report.worker.worker_id}: {report.why}"))
+            if not report.silent:
+                self.roster.lost(report.worker.incarnation)
+            why = f"{report.worker.worker_id}: {report.why}"
+            self.tell_gone(WorkerGone(report.worker.incarnation, why, certain=not report.silent))
 
     async def _read_plans(self, plans: Subscription) -> None:
         loop = asyncio.get_running_loop()
