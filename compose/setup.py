@@ -5,39 +5,28 @@ python setup.py SECRETS_DIR MODEL_DIR NATS_HOST
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from pathlib import Path
 
-NATS_CONF = """\
-port: 4222
-monitor_port: 8222
-max_payload: 1MB
-jetstream {{ store_dir: "/dev/shm/nats", max_memory_store: 16MB, max_file_store: 16MB }}
-authorization {{ user: isthmus, password: "{password}" }}
-"""
+from isthmus_shared.bus.permissions import Role
+from isthmus_shared.bus.user_files import Wanted, users_of, write
+from isthmus_shared.secret_file import write_secret
+
+PORT, MONITOR = 4222, 8222
+LEASES = Path("/dev/shm/nats")
+"""The planners' lease; a new one is made when the server's container starts again."""
+RELAY_SECRET = Path(Role.RELAY.value, "relay_secret")
 
 
 def main(secrets_dir: Path, model_dir: Path, nats_host: str) -> None:
-    password = secrets.token_urlsafe(32)
-    if not (secrets_dir / "nats.conf").exists():
-        # The URL first: with nats.conf there, both are.
-        write(secrets_dir / "nats_url", f"nats://isthmus:{password}@{nats_host}:4222")
-        write(secrets_dir / "nats.conf", NATS_CONF.format(password=password))
-    if not (secrets_dir / "relay_secret").exists():
-        write(secrets_dir / "relay_secret", secrets.token_hex(32))
+    """Each user has a folder of `secrets_dir`, which is a volume of its own: a container sees only its own."""
+    wanted = Wanted(users_of({}), nats_host, PORT, nkeys=False, tls=None, jetstream_dir=LEASES, monitor_port=MONITOR)
+    write(secrets_dir, wanted)
+    if not (secrets_dir / RELAY_SECRET).exists():
+        write_secret(secrets_dir / RELAY_SECRET, secrets.token_hex(32))
     if not (model_dir / "config.json").exists():
         make_model(model_dir)
-
-
-def write(path: Path, text: str) -> None:
-    """Whole or not at all, and for its owner only."""
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w") as file:
-        file.write(text)
-    part.rename(path)
 
 
 def make_model(folder: Path) -> None:

@@ -107,7 +107,7 @@ def _values(annotation: Any) -> str:
         annotation = next(each for each in get_args(annotation) if each is not type(None))
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{each}`" for each in get_args(annotation))
-    words = {bool: "flag", str: "text", int: "number", float: "number", Path: "path"}
+    words = {bool: "flag", str: "text", int: "number", float: "number", Path: "path", list[str]: "text, again for more"}
     return words[annotation]
 
 

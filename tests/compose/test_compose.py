@@ -73,9 +73,9 @@ def test_containers_are_confined(cluster: ComposeCluster) -> None:
         assert host["Memory"] > 0, service
         assert host["RestartPolicy"]["Name"] == "unless-stopped", service
         shown = json.dumps(found)
-        for secret in ("nats_url", "relay_secret"):
-            value = cluster.compose("exec", "-T", "planner", "cat", f"/secrets/{secret}").strip()
-            assert value not in shown, f"{service} shows {secret}"
+        for role, secret in (("planner", "nats_url"), ("worker", "nats_url"), ("relay", "relay_secret")):
+            value = cluster.secret(role, secret)
+            assert value not in shown, f"{service} shows the {role}'s {secret}"
 
 
 @pytest.mark.parametrize("victim", SERVICES)

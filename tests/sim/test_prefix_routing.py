@@ -87,7 +87,7 @@ class TwoPrefillers:
             cache_salt=tenant.salt_with(salt),
         )
         began_s, first_s, tokens = loop.time(), None, list[int]()
-        with frontend.exchange(prepared, received_s=began_s) as exchange:
+        with frontend.exchange(prepared, "req-of-the-test", received_s=began_s) as exchange:
             while not exchange.finished:
                 for _, update in await exchange.updates():
                     first_s = first_s or loop.time()
@@ -97,7 +97,7 @@ class TwoPrefillers:
 
     async def warm(self) -> None:
         """So many at once that both have prefilled, and have told how fast they are."""
-        await asyncio.gather(*(self.ask(user(400, 1000 + number)) for number in range(18)))
+        await asyncio.gather(*(self.ask(user(400, 1000 + number)) for number in range(30)))
         await asyncio.sleep(HEARD_S)
         assert len(Counter(self.prefilled)) == 2
         self.prefilled.clear()
@@ -146,11 +146,10 @@ def test_the_worker_with_the_cache_is_preferred_until_its_queue_costs_more_than_
         holder = cluster.prefilled.pop()
         burst = [cluster.ask((*SYSTEM, *user(300, 2 + number))) for number in range(8)]
         await asyncio.gather(*burst)
-        # Each costs 308 tokens there and 1,300 elsewhere: three queued ones are dearer than starting anew.
-        assert cluster.prefilled[:3] == [holder] * 3
+        # Each costs 340 tokens there and 1,300 elsewhere: behind three of them it is dearer than starting anew.
         went = Counter(cluster.prefilled)
         assert len(went) == 2
-        assert went[holder] > 8 - went[holder]
+        assert 8 - went[holder] in (1, 2)
 
     simulated(story)
 

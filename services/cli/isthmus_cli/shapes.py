@@ -55,6 +55,13 @@ SHAPES: Mapping[str, Shape] = {
             **_STATUS,
         },
     ),
+    "explain": Shape(
+        OBJECT,
+        {
+            "explanations": "one for each time that the request was routed, oldest first: the `explanations` of "
+            "[ExplainReply](../schemas/explain_reply.json)",
+        },
+    ),
     "chat": Shape(
         LINES,
         {
@@ -130,6 +137,13 @@ SHAPES: Mapping[str, Shape] = {
             "caution": "what a fit is worth",
             "cross_vendor": "cells, checks, ablations, fitted constants",
             "deepseek": "checks, fitted and assumed constants",
+        },
+    ),
+    "nats-config": Shape(
+        OBJECT,
+        {
+            "config": "the server's file",
+            "users": "name, file of the URL, file of the nkey (null with passwords); a process is given these files",
         },
     ),
 }

@@ -31,7 +31,7 @@ class Burst:
     """Texts of tokens that came at once, each as the inside of a JSON string; empty ones are left out."""
 
     texts: list[bytes]
-    token_ids: tuple[int, ...]
+    token_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Choice:
         """Whether its text is its tokens' texts, one after the other."""
         return self.channels is None and not self.silent_ids and self.scanner.idle
 
-    def burst(self, token_ids: tuple[int, ...], texts: JsonTexts) -> Burst:
+    def burst(self, token_ids: list[int], texts: JsonTexts) -> Burst:
         """Of a `simple` choice; its `chars` are not counted."""
         detokenizer = self.detokenizer
         said: list[bytes] = []

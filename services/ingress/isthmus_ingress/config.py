@@ -20,6 +20,11 @@ class IngressConfig(ServiceConfig):
     )
     host: str = Field(default="127.0.0.1", min_length=1, description="Where the API listens")
     port: int = Field(default=8000, ge=0, le=65535, description="Its port; 0 takes a free one")
+    share_port: bool = Field(
+        default=False,
+        description="Listen on the port together with other ingresses of this machine that have it set too, each with"
+        " an id of its own: one process uses one core, and the kernel spreads connections among them",
+    )
     model: Path = Field(description="Folder of the model's tokenizer.json, tokenizer_config.json and chat template")
     model_name: str | None = Field(
         default=None, min_length=1, max_length=256, description="Model served; unset: whatever the workers serve"

@@ -10,7 +10,7 @@ from typing import TypeVar, assert_never
 from structlog.typing import FilteringBoundLogger
 
 from isthmus_ingress.cancels import Cancels
-from isthmus_ingress.itl_ledger import ItlLedger
+from isthmus_ingress.itl_ledger import Excursion, ItlLedger
 from isthmus_ingress.last_plan import LastPlan
 from isthmus_ingress.outbox import Outbox
 from isthmus_ingress.saga import Saga
@@ -40,7 +40,7 @@ from isthmus_shared.ids import Incarnation, RequestId, TransferId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.quick import Facts, QuickEvent
-from isthmus_shared.messages.route import Route, RouteReply, RouteRequest
+from isthmus_shared.messages.route import Route, RouteReply, RouteRequest, Slo
 from isthmus_shared.messages.work import (
     Ack,
     Cancel,
@@ -75,6 +75,8 @@ class Work:
     cache_salt: str = ""
     prefix: tuple[bytes, ...] = ()
     """Of the prompt, see `isthmus_shared.prefix`."""
+    tenant: str = ""
+    slo: Slo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,12 @@ class RunningSaga:
         """Spans: the request's, and the latest attempt's."""
         self.route: Route | None = None
         """The latest."""
+        self.routed_s: float | None = None
+        """When it came the first time."""
+        self.cached_tokens = 0
+        self.ended: End | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ledger = ItlLedger(target_s=deps.itl_target_s)
+        self.ledger = ItlLedger(target_s=deps.itl_target_s)
 
     def start(self) -> None:
         self.feed(Begin())
@@ -140,31 +146,33 @@ class RunningSaga:
         self.feed(Output(incarnation, event))
         tokens = len(self.saga.output) - known
         if tokens:
-            self._enter(self._loop.time(), tokens, incarnation, step)
+            late = self.ledger.take(self._loop.time(), tokens, incarnation, step)
+            if late is not None:
+                self._note_late(late, tokens)
 
     def flow(self, incarnation: Incarnation, event: QuickEvent, step: Facts | None, now_s: float) -> bool:
         """`take` for the usual event, in a tenth of the time; False when it is not one."""
         flow = self.saga.flow
         if flow is None or event.cached_tokens or not flow.take(incarnation, event, now_s):
             return False
-        if not self._outbox.flow(self._index, event.token_ids):
+        token_ids = event.token_ids
+        if not self._outbox.flow(self._index, token_ids):
             self._loop.call_soon(self.feed, ClientGone())
-        self._enter(now_s, len(event.token_ids), incarnation, step)
+        late = self.ledger.take(now_s, len(token_ids), incarnation, step)
+        if late is not None:
+            self._note_late(late, len(token_ids))
         return True
 
-    def _enter(self, now_s: float, tokens: int, incarnation: Incarnation, step: Facts | None) -> None:
-        """Into the ledger: were these tokens late, and why?"""
-        late = self._ledger.take(now_s, tokens, incarnation, step)
-        if late is not None:
-            self._deps.metrics.itl_excursions.labels(late.cause).inc()
-            self._deps.log.debug(
-                "itl.excursion",
-                request_id=self.work.request_id,
-                output_index=len(self.saga.output) - tokens,
-                cause=late.cause.value,
-                itl_s=round(late.itl_s, 6),
-                median_s=round(late.median_s, 6),
-            )
+    def _note_late(self, late: Excursion, tokens: int) -> None:
+        self._deps.metrics.itl_excursions.labels(late.cause).inc()
+        self._deps.log.debug(
+            "itl.excursion",
+            request_id=self.work.request_id,
+            output_index=len(self.saga.output) - tokens,
+            cause=late.cause.value,
+            itl_s=round(late.itl_s, 6),
+            median_s=round(late.median_s, 6),
+        )
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -181,11 +189,14 @@ class RunningSaga:
         for effect in effects:
             match effect:
                 case Deliver():
+                    if effect.cached_tokens:
+                        self.cached_tokens = effect.cached_tokens
                     if not self._outbox.put(self._index, effect):
                         self._loop.call_soon(self.feed, ClientGone())
                 case End():
                     self._outbox.put(self._index, effect)
                     self._end_attempt("" if effect.error is None else effect.error.code)
+                    self.ended = effect
                     ended = True
                 case AskRoute():
                     self._begin_attempt(effect)
@@ -244,6 +255,8 @@ class RunningSaga:
             max_osl_tokens=max(1, self.work.sampling.max_tokens - len(self.saga.output)),
             exclude=effect.exclude,
             prefix=self.work.prefix,
+            tenant=self.work.tenant,
+            slo=self.work.slo,
         )
         span = self._deps.tracing.begin("route", self._attempt.traceparent)
         try:
@@ -254,6 +267,8 @@ class RunningSaga:
             return
         span.end(mode=route.mode.value, decode=route.decode.worker_id)
         self.route = route
+        if self.routed_s is None:
+            self.routed_s = self._loop.time()
         self.feed(Routed(effect.generation, route))
 
     async def _route(self, request: RouteRequest, span: Span) -> Route:

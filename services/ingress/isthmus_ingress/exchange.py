@@ -16,13 +16,13 @@ from isthmus_ingress.harmony import HarmonyParser
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.openai.errors import TooManyRequests
 from isthmus_ingress.openai.render import Usage
-from isthmus_ingress.outbox import Outbox, joined
+from isthmus_ingress.outbox import Outbox
 from isthmus_ingress.prepare import Prepared
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import ClientGone, Deliver, End, StopFound
 from isthmus_ingress.text import ModelText
 from isthmus_shared.errors import Cancelled, IsthmusError
-from isthmus_shared.ids import RequestId, TransferId, new_id
+from isthmus_shared.ids import TransferId, choice_id, new_id
 from isthmus_shared.prefix import prefix_hashes
 from isthmus_shared.tracing import Span, Tracing
 
@@ -56,6 +56,7 @@ class Exchange:
         deps: Deps,
         limits: Limits,
         *,
+        request_id: str,
         received_s: float,
         traceparent: str = "",
         meter: Callable[[int], None] | None = None,
@@ -66,7 +67,7 @@ class Exchange:
                 why=f"{hub.running} of {limits.max_in_flight} are in progress",
                 todo="try again shortly",
             )
-        self.prepared = prepared
+        self.prepared, self._request_id = prepared, request_id
         self._meter = meter
         self._hub, self._metrics = hub, deps.metrics
         self._loop = asyncio.get_running_loop()
@@ -115,13 +116,14 @@ class Exchange:
     def _saga(self, choice: Choice, deps: Deps, deadline_s: float, limits: Limits) -> RunningSaga:
         sampling = self.prepared.sampling[choice.index]
         work = Work(
-            request_id=RequestId(new_id("req")),
+            request_id=choice_id(self._request_id),
             transfer_id=TransferId(new_id("xfer")),
             model=self.prepared.model.name,
             prompt=self.prepared.prompts[choice.prompt].token_ids,
             sampling=sampling,
             cache_salt=self.prepared.cache_salt,
             prefix=self._prefixes[choice.prompt],
+            tenant=self.prepared.tenant.name,
         )
         saga = Saga(
             max_tokens=sampling.max_tokens,
@@ -158,14 +160,12 @@ class Exchange:
             self.outcome = "client_gone"
             self._metrics.cancellations.inc()
             raise Cancelled("the client left")
-        if self._bursts and len(items) > 1:
-            items = joined(items)
         updates: list[Update] = []
         for index, effect in items:
             choice = self.choices[index]
             if choice.finish is not None:
                 continue  # a stop string was found: what was under way is not shown
-            if type(effect) is tuple:
+            if type(effect) is list:
                 self._flow(choice, effect, updates)
             elif type(effect) is Deliver:
                 self._take(choice, effect, updates)
@@ -185,9 +185,9 @@ class Exchange:
         self.outcome = error.code
         return error
 
-    def _flow(self, choice: Choice, token_ids: tuple[int, ...], updates: list[Update]) -> None:
+    def _flow(self, choice: Choice, token_ids: list[int], updates: list[Update]) -> None:
         if not self._bursts:
-            self._take(choice, Deliver(choice.tokens, token_ids, None, 0), updates)
+            self._take(choice, Deliver(choice.tokens, tuple(token_ids), None, 0), updates)
             return
         updates.append((choice, choice.burst(token_ids, self._texts)))
         self._time(choice.index, len(token_ids))

@@ -120,13 +120,16 @@ class ApiServer:
         exchange.finish()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `ConfigInvalid` when the address can't be had."""
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; `shared`: with others that share it too, among whom the kernel spreads connections. Raises
+    `ConfigInvalid` when the address can't be had."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, proto)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind(address)
             listener.listen(BACKLOG)
             listener.setblocking(False)

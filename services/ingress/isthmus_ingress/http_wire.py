@@ -22,7 +22,10 @@ instead of a reset connection."""
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value, "latin-1")
+    return None
 
 
 def check_json(scope: Scope) -> None:

@@ -7,8 +7,8 @@ on the bus; the largest excess names the cause.
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,10 +17,8 @@ from isthmus_shared.messages.quick import Facts
 
 WINDOW = 32
 """Gaps that the median is of: about a second of a stream, so that it follows the load."""
-LEAST_GAPS = 8
-"""Before a median means anything."""
 RENEW_EVERY = 8
-"""Gaps between two computations of the median, which would otherwise cost each token a sort."""
+"""Gaps before there is a median, and between two computations of it, which would otherwise cost each token a sort."""
 RATIO = 2.0
 FLOOR_S = 0.005
 """Some ticks of a production loop's clock, which counts whole milliseconds."""
@@ -60,20 +58,28 @@ class ItlLedger:
         self._gaps: deque[float] = deque(maxlen=WINDOW)
         self._seen = 0
         self._median_s = 0.0
-        self._at_s: float | None = None
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+        """When the first and the latest tokens came."""
         self._worker: Incarnation | None = None
         self._step: Facts | None = None
 
     def take(self, at_s: float, tokens: int, worker: Incarnation, step: Facts | None) -> Excursion | None:
         """`tokens` > 0 have come at `at_s`. What was late about them, if anything was."""
-        last_s, last_worker, last_step = self._at_s, self._worker, self._step
-        self._at_s, self._worker, self._step = at_s, worker, step
+        last_s, last_worker, last_step = self.last_s, self._worker, self._step
+        self.last_s, self._worker, self._step = at_s, worker, step
         if last_s is None:
+            self.first_s = at_s
             return None
         gap_s, median_s = at_s - last_s, self._median_s
         itl_s = gap_s / tokens
         if worker == last_worker:  # a hand-over says nothing about what is usual
-            self._note(itl_s)
+            self._gaps.append(itl_s)
+            self._seen += 1
+            if self._seen % RENEW_EVERY == 0:
+                self._median_s = median(self._gaps)
+            if itl_s < FLOOR_S and not self._target_s:
+                return None  # as nearly all are
         above_usual = median_s > 0 and itl_s > RATIO * median_s and itl_s - median_s >= FLOOR_S
         if not above_usual and not 0 < self._target_s < itl_s:
             return None
@@ -86,11 +92,12 @@ class ItlLedger:
             cause = _cause(gap_s, step, last_step, usual_s=usual_s * tokens)
         return Excursion(cause, itl_s, median_s)
 
-    def _note(self, itl_s: float) -> None:
-        self._gaps.append(itl_s)
-        self._seen += 1
-        if self._seen >= LEAST_GAPS and self._seen % RENEW_EVERY == 0:
-            self._median_s = statistics.median(self._gaps)
+
+def median(values: Iterable[float]) -> float:
+    """`statistics.median`'s, of some; without its care for other kinds of number, which costs more than the sort."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _cause(gap_s: float, step: Facts, last: Facts, *, usual_s: float) -> Cause:

@@ -10,16 +10,19 @@ MAX_UNREAD = 4096
 """Effects (as a rule one token each) that one answer may have unread. The writer takes all at once whenever its
 client takes bytes, so this many are only waiting for a client that has stopped reading."""
 
-Item = tuple[int, Deliver | End | tuple[int, ...]]
-"""(which choice, what). Of tokens that came as they usually do, the ids alone."""
+Item = tuple[int, Deliver | End | list[int]]
+"""(which choice, what). Of tokens that came as they usually do, the ids alone, as many as came in a row."""
 
 
 class Outbox:
-    __slots__ = ("_items", "_loop", "_waiter", "closed")
+    __slots__ = ("_items", "_loop", "_run", "_run_of", "_waiter", "closed")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._items: list[Item] = []
+        self._run: list[int] = []
+        self._run_of = -1
+        """The last item, if it is of ids, and whose."""
         self._waiter: asyncio.Future[None] | None = None
         self.closed = False
 
@@ -28,20 +31,20 @@ class Outbox:
         if len(self._items) >= MAX_UNREAD and type(effect) is Deliver:
             return False
         self._items.append((choice, effect))
+        self._run_of = -1
         self._wake()
         return True
 
     def flow(self, choice: int, token_ids: tuple[int, ...]) -> bool:
         """`put`, for ids alone."""
-        items = self._items
-        if len(items) >= MAX_UNREAD:
+        if choice == self._run_of:  # whoever waits was woken by the first of them
+            self._run.extend(token_ids)
+            return len(self._run) <= MAX_UNREAD
+        if len(self._items) >= MAX_UNREAD:
             return False
-        items.append((choice, token_ids))
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+        self._run, self._run_of = list(token_ids), choice
+        self._items.append((choice, self._run))
+        self._wake()
         return True
 
     def close(self) -> None:
@@ -62,26 +65,5 @@ class Outbox:
                 await self._waiter
             finally:
                 self._waiter = None
-        items, self._items = self._items, []
+        items, self._items, self._run_of = self._items, [], -1
         return items
-
-
-def joined(items: list[Item]) -> list[Item]:
-    """Ids of one choice that follow each other, as one item."""
-    found: list[Item] = []
-    run: list[int] = []
-    of = -1
-    for choice, effect in items:
-        if type(effect) is tuple and (choice == of or not run):
-            of = choice
-            run.extend(effect)
-            continue
-        if run:
-            found.append((of, tuple(run)))
-            run = list(effect) if type(effect) is tuple else []
-            of = choice
-        if type(effect) is not tuple:
-            found.append((choice, effect))
-    if run:
-        found.append((of, tuple(run)))
-    return found

@@ -63,7 +63,7 @@ def _planned(prefill: Seat | None, decode: Seat, policy: Policy) -> PlannedPair:
     """Its share is what it would give in a second: a longest prompt's tokens over the time of both phases, empty."""
     first = prefill or decode
     context = min(first.beat.max_model_len_tokens, decode.beat.max_model_len_tokens)
-    ttft_s, itl_s = first.wait_s + first.prefill_s(context), decode.itl_with_s(context)
+    ttft_s, itl_s = first.wait_s(0.0) + first.prefill_s(context), decode.itl_with_s(context)
     predicted = Prediction(
         ttft_p50_s=ttft_s,
         ttft_p90_s=ttft_s * first.prefill_spread,

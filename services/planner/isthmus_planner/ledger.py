@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from isthmus_planner.cost.speeds import Pending
 from isthmus_shared.ids import Incarnation
 
-SETTLE_S = 0.2
+SETTLE_S = 0.05
 """A beat shows an assignment once it was on its way this long: route reply, submit and admission take milliseconds."""
 EXPIRY_S = 5.0
 """An assignment that no beat has covered by then is forgotten: its ingress may never have submitted it."""

@@ -16,7 +16,7 @@ from isthmus_shared.engines.config import EngineConfig, EngineKind, SimConfig
 from isthmus_shared.engines.port import EngineRequest
 from isthmus_shared.engines.sim import SimRunner
 from isthmus_shared.errors import IsthmusError
-from isthmus_shared.ids import RequestId
+from isthmus_shared.ids import RequestId, new_id
 from isthmus_shared.messages.work import FinishReason, SamplingParams
 from isthmus_sim.loop import world_loop
 from isthmus_sim.services import EOS_CHANCE, MODEL, REQUEST_TIMEOUT_S
@@ -122,7 +122,8 @@ async def serve(frontend: Frontend, outcome: Outcome, *, traceparent: str | None
     leaving: asyncio.TimerHandle | None = None
     try:
         prepared = await frontend.prepare(_body(ask), chat=False, tenant=frontend.keyring.tenant_of(None))
-        with frontend.exchange(prepared, received_s=world.time(), traceparent=traceparent) as exchange:
+        name = new_id("req")
+        with frontend.exchange(prepared, name, received_s=world.time(), traceparent=traceparent) as exchange:
 
             def leave() -> None:
                 if outcome.left_s is None:

@@ -13,6 +13,7 @@ import pytest
 from isthmus_ingress.http_connection import MAX_PIPELINED
 from isthmus_ingress.http_exchange import MAX_UNREAD_BODY_BYTES, WIRE, HttpExchange, Receive, Scope, Send
 from isthmus_ingress.http_server import ApiServer, listen
+from isthmus_shared.errors import ConfigInvalid
 
 WAIT_S = 20.0
 Connect = Callable[[], "asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]"]
@@ -256,3 +257,12 @@ async def test_told_to_stop_it_ends_what_is_idle_and_lets_finish_what_is_not() -
         assert b"connection: close" in await busy.read()
         with pytest.raises(ConnectionError):
             await connect()
+
+
+async def test_two_servers_may_share_a_port_and_others_may_not_take_it() -> None:
+    with listen("127.0.0.1", 0, shared=True) as one:
+        host, port = one.getsockname()
+        with listen(host, port, shared=True) as two:
+            assert two.getsockname() == one.getsockname()
+        with pytest.raises(ConfigInvalid, match="cannot listen"):
+            listen(host, port)

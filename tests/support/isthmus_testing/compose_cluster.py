@@ -73,9 +73,16 @@ class ComposeCluster:
     @property
     def bus_url(self) -> str:
         """The bus from this machine: its network is closed to the outside, but this is its bridge's own host."""
-        url = self.compose("exec", "-T", "planner", "cat", "/secrets/nats_url").strip()
+        url = self.secret("operator", "nats_url")
         address = self.inspect("nats")["NetworkSettings"]["Networks"][f"{self.project}_{BUS_NET}"]["IPAddress"]
         return url.replace("@nats:", f"@{address}:")
+
+    def secret(self, role: str, name: str) -> str:
+        """What lies in the volume of one role's secrets."""
+        image = self.inspect("planner")["Config"]["Image"]
+        mount = ("--volume", f"{self.project}_secrets-{role}:/mnt:ro")
+        options = ("--rm", "--network", "none", "--no-healthcheck", *mount)
+        return _docker("run", *options, "--entrypoint", "cat", image, f"/mnt/{name}").strip()
 
     def kill(self, service: str) -> None:
         """SIGKILL to the container's first process, from outside: `docker kill` would count as a wish to stop it."""

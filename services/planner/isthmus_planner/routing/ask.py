@@ -24,6 +24,8 @@ class Ask:
     margin: float
     """`Policy.slo_margin`."""
     weights: Weights
+    now_s: float = 0.0
+    """When it is asked, on the view's clock: queues have become shorter since the beats that told of them."""
 
     def new_tokens(self, life: Incarnation) -> int:
         """To compute there: at least one, since the first token comes from it."""
@@ -42,7 +44,13 @@ class Crossing:
 NO_CROSSING = Crossing(0.0)
 
 
-def ask_of(request: RouteRequest, policy: Policy, cached: Mapping[Incarnation, int], usual_osl_tokens: float) -> Ask:
+def ask_of(
+    request: RouteRequest,
+    policy: Policy,
+    cached: Mapping[Incarnation, int],
+    usual_osl_tokens: float,
+    now_s: float = 0.0,
+) -> Ask:
     slo = request.slo
     left_s = None if slo is None or slo.ttft_s is None else slo.ttft_s - request.waited_s
     return Ask(
@@ -53,4 +61,5 @@ def ask_of(request: RouteRequest, policy: Policy, cached: Mapping[Incarnation, i
         cached=cached,
         margin=policy.slo_margin,
         weights=policy.weights,
+        now_s=now_s,
     )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from isthmus_planner.routing.ask import Ask, Crossing, ask_of
 from isthmus_planner.routing.columns import NEVER
 from isthmus_planner.routing.group import Group
+from isthmus_planner.routing.notes import Weighing
 from isthmus_planner.routing.picker import PairCosts, best_pair, least
 from isthmus_planner.routing.policy import ModePolicy
 from isthmus_planner.routing.predicting import Picked, choice_of
@@ -32,34 +33,42 @@ def choose(
     planner: Incarnation,
     now_s: float,
     cached: CachedTokens = NOTHING_CACHED,
+    weighings: list[Weighing] | None = None,
 ) -> Choice:
     """The best that can be done now, whether or not it meets the request's targets; raises the typed refusal if
-    nobody can take it at all."""
-    ask = asked(request, view, cached)
-    picked = _resuming(ask, request, view) or pick(ask, request.exclude, view, request.model, now_s)
+    nobody can take it at all. `weighings`: a list for what was weighed, if somebody wants to know."""
+    ask = asked(request, view, cached, now_s)
+    picked = _resuming(ask, request, view) or pick(ask, request.exclude, view, request.model, now_s, weighings)
     if picked is None:
         raise refusal(request, view, known())
     return choice_of(request, picked, view.policy, planner)
 
 
-def asked(request: RouteRequest, view: View, cached: CachedTokens = NOTHING_CACHED) -> Ask:
+def asked(request: RouteRequest, view: View, cached: CachedTokens = NOTHING_CACHED, now_s: float = 0.0) -> Ask:
     held = cached.cached_tokens(request.prefix) if request.prefix else NOTHING_CACHED.cached_tokens(())
-    return ask_of(request, view.policy, held, view.usual_osl_tokens(request.model))
+    return ask_of(request, view.policy, held, view.usual_osl_tokens(request.model), now_s)
 
 
-def pick(ask: Ask, exclude: tuple[Incarnation, ...], view: View, model: str, now_s: float) -> Picked | None:
+def pick(
+    ask: Ask,
+    exclude: tuple[Incarnation, ...],
+    view: View,
+    model: str,
+    now_s: float,
+    weighings: list[Weighing] | None = None,
+) -> Picked | None:
     groups = view.groups(model)
     mode = view.policy.mode
     pair: Picked | None = None
     if mode is not ModePolicy.AGGREGATED:
-        pair = _cheapest(_pair(ask, exclude, group, view, now_s) for group in groups)
+        pair = _cheapest(_pair(ask, exclude, group, view, now_s, weighings) for group in groups)
         if pair is not None and mode is ModePolicy.DISAGGREGATED:
             return pair
-    alone = _cheapest(_alone(ask, exclude, group) for group in groups)
+    alone = _cheapest(_alone(ask, exclude, group, weighings) for group in groups)
     if alone is None and pair is None and exclude:
         # Nobody else is left. What failed was most often the way between two workers: one of them may still serve the
         # request alone. If it was the worker itself, it answers with that at once.
-        alone = _cheapest(_alone(ask, (), group) for group in groups)
+        alone = _cheapest(_alone(ask, (), group, weighings) for group in groups)
     return _cheapest((pair, alone))
 
 
@@ -88,7 +97,14 @@ def _cheapest(found: Iterable[Picked | None]) -> Picked | None:
     return best
 
 
-def _pair(ask: Ask, exclude: tuple[Incarnation, ...], group: Group, view: View, now_s: float) -> Picked | None:
+def _pair(
+    ask: Ask,
+    exclude: tuple[Incarnation, ...],
+    group: Group,
+    view: View,
+    now_s: float,
+    weighings: list[Weighing] | None,
+) -> Picked | None:
     first, second = group.prefill, group.decode
     if not first.seats or not second.seats:
         return None
@@ -104,39 +120,47 @@ def _pair(ask: Ask, exclude: tuple[Incarnation, ...], group: Group, view: View, 
     base_s = view.rails.base_s
     bounded = view.rails.bounded(now_s) and group.size is not None
 
-    def transfer_s(i: int, j: int) -> float:
+    def crossing(i: int, j: int) -> Crossing:
         slowest = max(first.out[i], second.inn[j])
         if bounded:
             slowest = max(slowest, view.ceiling_s_per_byte(group, first.seats[i], second.seats[j], now_s))
-        return base_s + size_bytes * slowest
+        return Crossing(base_s + size_bytes * slowest, staged=size_bytes <= first.staging[i])
 
-    def crossing(i: int, j: int) -> float:
+    def crossing_cost(i: int, j: int) -> float:
         """What only the pair as such costs: the crossing, and what it does to the mean ITL."""
         if first.seats[i] is second.seats[j]:
             return NEVER
-        seconds = transfer_s(i, j)
+        seconds = crossing(i, j).transfer_s
         cost = ask.weights.transfer * seconds
         if ask.itl_target_s is not None:
             seat = second.seats[j]
-            over, over_alone = targets.itl_over_s(ask, seat, seconds), targets.itl_over_s(ask, seat, 0.0)
+            held_s = seat.wait_s(ask.now_s)
+            over = targets.itl_over_s(ask, seat, seconds + held_s)
+            over_alone = targets.itl_over_s(ask, seat, held_s)
             cost += targets.missed_s(ask, over, ask.osl_tokens) - targets.missed_s(ask, over_alone, ask.osl_tokens)
         return cost
 
+    if weighings is not None:
+        weighings.append(Weighing(ask, second.seats, decode, first.seats, prefill, crossing))
     share = ask.weights.transfer * size_bytes
-    costs = PairCosts(prefill, decode, [share * s for s in first.out], [share * s for s in second.inn], crossing)
+    costs = PairCosts(prefill, decode, [share * s for s in first.out], [share * s for s in second.inn], crossing_cost)
     found = best_pair(costs)
     if found is None:
         return None
     i, j, cost_s = found
-    crossed = Crossing(transfer_s(i, j), staged=size_bytes <= first.staging[i])
-    return Picked(ask, cost_s, first.seats[i], second.seats[j], crossed)
+    return Picked(ask, cost_s, first.seats[i], second.seats[j], crossing(i, j))
 
 
-def _alone(ask: Ask, exclude: tuple[Incarnation, ...], group: Group) -> Picked | None:
+def _alone(
+    ask: Ask, exclude: tuple[Incarnation, ...], group: Group, weighings: list[Weighing] | None = None
+) -> Picked | None:
     workers = group.decode
     if not workers.seats:
         return None
-    costs = [a + b for a, b in zip(group.alone.costs(ask), workers.alone_costs(ask), strict=True)]
+    decode = workers.alone_costs(ask, group.alone.first_s(ask))
+    costs = [a + b for a, b in zip(group.alone.costs(ask), decode, strict=True)]
     workers.strike(costs, ask.tokens, exclude)
+    if weighings is not None:
+        weighings.append(Weighing(ask, workers.seats, costs))
     j = least(costs)
     return None if j is None else Picked(ask, costs[j], None, workers.seats[j])

@@ -47,13 +47,13 @@ class Columns:
 class PrefillColumns(Columns):
     """What it costs to prefill on each: `wait + (n·token + ⌈n/chunk⌉·chunk_s)·factor + load`."""
 
-    __slots__ = ("_chunk", "_chunk_s", "_factor", "_load", "_token", "_wait", "_weights", "out", "staging")
+    __slots__ = ("_chunk", "_chunk_s", "_factor", "_load", "_ready", "_token", "_weights", "out", "staging")
 
     def __init__(self, seats: Sequence[Seat], weights: Weights) -> None:
         super().__init__(seats)
         blank = [0.0] * len(seats)
         self._weights = weights
-        self._wait, self._token, self._chunk_s, self._factor, self._load = (blank.copy() for _ in range(5))
+        self._ready, self._token, self._chunk_s, self._factor, self._load = (blank.copy() for _ in range(5))
         self._chunk = [1] * len(seats)
         self.out = blank.copy()
         """Seconds per byte that leaves the worker's node."""
@@ -65,7 +65,7 @@ class PrefillColumns(Columns):
     def put(self, i: int, seat: Seat) -> None:
         weights = self._weights
         self.seats[i] = seat
-        self._wait[i], self._token[i] = seat.wait_s, seat.token_s
+        self._ready[i], self._token[i] = seat.ready_s, seat.token_s
         self._chunk[i], self._chunk_s[i] = seat.chunk_tokens, seat.chunk_s
         self._factor[i] = 1.0 + weights.residents * seat.residents + weights.dollar_s * seat.dollars_per_s
         self._load[i] = weights.load_s * seat.load
@@ -75,10 +75,12 @@ class PrefillColumns(Columns):
         n = ask.tokens
         if n <= 0:
             return []
+        now_s = ask.now_s
+        waits = [r - now_s if r > now_s else 0.0 for r in self._ready]
         found = [
             w + (n * t - (-n // c) * s) * f + e
             for w, t, c, s, f, e in zip(
-                self._wait, self._token, self._chunk, self._chunk_s, self._factor, self._load, strict=True
+                waits, self._token, self._chunk, self._chunk_s, self._factor, self._load, strict=True
             )
         ]
         left_s = ask.ttft_left_s
@@ -86,7 +88,7 @@ class PrefillColumns(Columns):
             missed_s, excess, margin = ask.weights.missed_s, ask.weights.excess, ask.margin
             over = [
                 margin * (w + n * t - (-n // c) * s) - left_s
-                for w, t, c, s in zip(self._wait, self._token, self._chunk, self._chunk_s, strict=True)
+                for w, t, c, s in zip(waits, self._token, self._chunk, self._chunk_s, strict=True)
             ]
             found = [cost if o <= 0.0 else cost + missed_s + excess * o for cost, o in zip(found, over, strict=True)]
         for life in ask.cached:
@@ -95,12 +97,26 @@ class PrefillColumns(Columns):
                 found[at] = self._one(ask, at, ask.new_tokens(life))
         return found
 
+    def first_s(self, ask: Ask) -> list[float]:
+        """Until the prompt is done on each."""
+        n, now_s = ask.tokens, ask.now_s
+        found = [
+            (r - now_s if r > now_s else 0.0) + n * t - (-n // c) * s
+            for r, t, c, s in zip(self._ready, self._token, self._chunk, self._chunk_s, strict=True)
+        ]
+        for life in ask.cached:
+            at = self.index.get(life)
+            if at is not None:
+                seat = self.seats[at]
+                found[at] = seat.wait_s(now_s) + seat.prefill_s(ask.new_tokens(life))
+        return found
+
     def _one(self, ask: Ask, i: int, tokens: int) -> float:
         seat = self.seats[i]
-        own_s = seat.prefill_s(tokens)
-        cost = seat.wait_s + own_s * self._factor[i] + self._load[i]
+        own_s, wait_s = seat.prefill_s(tokens), seat.wait_s(ask.now_s)
+        cost = wait_s + own_s * self._factor[i] + self._load[i]
         if ask.ttft_left_s is not None:
-            over = ask.margin * (seat.wait_s + own_s) - ask.ttft_left_s
+            over = ask.margin * (wait_s + own_s) - ask.ttft_left_s
             if over > 0.0:
                 cost += ask.weights.missed_s + ask.weights.excess * over
         return cost
@@ -132,38 +148,50 @@ class DecodeColumns(Columns):
         self._rate[i] = own * seat.itl_s + others * seat.sequence_s
         self._per[i] = (own + others) * seat.kv_token_s
         self._load[i] = weights.load_s * seat.load
-        self._held[i] = seat.wait_s if seat.beat.relay is not None else NEVER
+        self._held[i] = seat.ready_s if seat.beat.relay is not None else NEVER
         self._free[i] = seat.free_tokens
         self._itl[i], self._kv[i] = seat.itl_s, seat.kv_token_s
         self._strict[i], self._count[i] = seat.targets.strictest_s, seat.targets.count
 
     def pair_costs(self, ask: Ask) -> list[float]:
         """itl + residents (by joining) + held_up + price + room + load and the ITL targets without the crossing."""
-        n, osl, room_s = ask.tokens, ask.osl_tokens, ask.weights.room_s
+        n, osl, room_s, now_s = ask.tokens, ask.osl_tokens, ask.weights.room_s, ask.now_s
+        held = [h - now_s if h > now_s else 0.0 for h in self._held]
         found = [
             osl * (r + n * p) + (e + h if n < f else e + h + room_s)
-            for r, p, e, h, f in zip(self._rate, self._per, self._load, self._held, self._free, strict=True)
+            for r, p, e, h, f in zip(self._rate, self._per, self._load, held, self._free, strict=True)
         ]
-        return self._with_targets(ask, found)
+        return self._with_targets(ask, found, held, own=True)
 
-    def alone_costs(self, ask: Ask) -> list[float]:
-        """The same without what only a pair has (`held_up`) and without load, which the prefill side counts."""
+    def alone_costs(self, ask: Ask, first_s: Sequence[float]) -> list[float]:
+        """The same without what only a pair has (`held_up`) and without load, which the prefill side counts.
+
+        `first_s`: until its prompt is done on each; so long those who are there are held up.
+        """
         n, osl, room_s = ask.tokens, ask.osl_tokens, ask.weights.room_s
         found = [
             osl * (r + n * p) + (0.0 if n < f else room_s)
             for r, p, f in zip(self._rate, self._per, self._free, strict=True)
         ]
-        return self._with_targets(ask, found)
+        return self._with_targets(ask, found, first_s, own=False)
 
-    def _with_targets(self, ask: Ask, costs: list[float]) -> list[float]:
-        n, margin = ask.tokens, ask.margin
+    def _with_targets(self, ask: Ask, costs: list[float], held_s: Sequence[float], *, own: bool) -> list[float]:
+        """`own`: whether the request's own decoding is held up as well."""
+        n, margin, share = ask.tokens, ask.margin, 1.0 / ask.osl_tokens
         missed_s, excess = ask.weights.missed_s, ask.weights.excess * ask.osl_tokens
         target_s = ask.itl_target_s
         if target_s is not None:
-            over = [margin * (i + n * k) - target_s for i, k in zip(self._itl, self._kv, strict=True)]
+            mine = share if own else 0.0
+            over = [
+                margin * (i + n * k + (h * mine if h < NEVER else 0.0)) - target_s
+                for i, k, h in zip(self._itl, self._kv, held_s, strict=True)
+            ]
             costs = [c if o <= 0.0 else c + missed_s + excess * o for c, o in zip(costs, over, strict=True)]
         if any(self._count):
-            over = [margin * (i + n * k) - t for i, k, t in zip(self._itl, self._kv, self._strict, strict=True)]
+            over = [
+                margin * (i + n * k + (h * share if h < NEVER else 0.0)) - t
+                for i, k, h, t in zip(self._itl, self._kv, held_s, self._strict, strict=True)
+            ]
             shared = SHARED * excess
             costs = [
                 c if o <= 0.0 else c + count * (missed_s + shared * o)

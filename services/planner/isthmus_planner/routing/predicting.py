@@ -16,7 +16,8 @@ from isthmus_shared.messages.route import Mode, Prediction, RouteRequest
 
 
 def prediction_of(ask: Ask, prefill: Seat, decode: Seat, transfer_s: float | None) -> Prediction:
-    first_s, itl_s = ttft_s(ask, prefill), decode.itl_with_s(ask.tokens)
+    delay_s = 0.0 if transfer_s is None else targets.pair_delay_s(ask, decode, transfer_s)
+    first_s, itl_s = ttft_s(ask, prefill), decode.itl_with_s(ask.tokens) + delay_s / ask.osl_tokens
     return Prediction(
         ttft_p50_s=first_s,
         ttft_p90_s=first_s * prefill.prefill_spread,
@@ -46,8 +47,10 @@ def choice_of(request: RouteRequest, picked: Picked, policy: Policy, planner: In
     first, transfer_s = decode if prefill is None else prefill, crossing.transfer_s
     predicted = prediction_of(ask, first, decode, None if prefill is None else transfer_s)
     ttft_over_s = max(0.0, targets.ttft_over_s(ask, first))
-    itl_over_s = max(0.0, targets.itl_over_s(ask, decode, transfer_s))
-    residents_over_s = max(0.0, targets.residents_over_s(ask, decode))
+    held_s = ttft_s(ask, first) if prefill is None else decode.wait_s(ask.now_s)
+    delay_s = 0.0 if prefill is None else targets.pair_delay_s(ask, decode, transfer_s)
+    itl_over_s = max(0.0, targets.itl_over_s(ask, decode, delay_s))
+    residents_over_s = max(0.0, targets.residents_over_s(ask, decode, held_s))
     room = has_room(ask, decode)
     wait_s = ttft_over_s
     if not room or itl_over_s > 0 or residents_over_s > 0:

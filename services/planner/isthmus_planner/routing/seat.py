@@ -2,7 +2,7 @@
 
 For a prompt of n new tokens its costs are straight lines in n, up to the rounding to chunks:
 
-    prefill     wait_s + n · token_s + ⌈n / chunk_tokens⌉ · chunk_s
+    prefill     wait_s(now) + n · token_s + ⌈n / chunk_tokens⌉ · chunk_s
     ITL         itl_s + n · kv_token_s        of everyone, once the request has joined
 
 A seat is never changed: a beat or an assignment puts another in its place, so that an explanation can keep it.
@@ -23,6 +23,8 @@ from isthmus_shared.messages.work import WorkerRef
 NO_CHUNK = 1 << 30
 """Where no step has been learned, a prompt is one chunk that costs nothing by itself."""
 NO_PENDING = Pending()
+MOST_PREFILL_SHARE = 0.9
+"""Of a decode worker's time: the rest is left for decoding in the worst case, since steps with prompts decode too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class Seat:
     ref: WorkerRef
     pending: Pending
     targets: Targets
-    wait_s: float
+    ready_s: float
+    """When the prompts that it has now are done, by prediction."""
     token_s: float
     chunk_tokens: int
     chunk_s: float
@@ -65,6 +68,7 @@ class Seat:
     prefill_told: bool
     """Whether its costs are the worker's own and no defaults."""
     itl_s: float
+    """With the share of its time that prompts have taken lately."""
     sequence_s: float
     """What the joining sequence adds by itself; in `itl_s` already."""
     kv_token_s: float
@@ -81,9 +85,17 @@ class Seat:
     def life(self) -> Incarnation:
         return self.beat.incarnation
 
+    def wait_s(self, now_s: float) -> float:
+        """Until the prefill of a request that comes now begins."""
+        return self.ready_s - now_s if self.ready_s > now_s else 0.0
+
     def prefill_s(self, tokens: int) -> float:
         """Of so many prompt tokens, once their turn has come."""
         return tokens * self.token_s + -(-tokens // self.chunk_tokens) * self.chunk_s
+
+    def queue_s(self, tokens: int) -> float:
+        """What so many prompt tokens add to the queue: chunks are shared between prompts there."""
+        return tokens * (self.token_s + self.chunk_s / self.chunk_tokens)
 
     def itl_with_s(self, tokens: int) -> float:
         return self.itl_s + tokens * self.kv_token_s
@@ -93,6 +105,8 @@ def seat_of(
     beat: WorkerHeartbeat,
     constants: CostConstants,
     *,
+    now_s: float = 0.0,
+    ready_s: float | None = None,
     live: LiveCosts | None = None,
     pending: Pending = NO_PENDING,
     targets: Targets = NO_TARGETS,
@@ -100,6 +114,7 @@ def seat_of(
     dollars_per_s: float = 0.0,
     ref: WorkerRef | None = None,
 ) -> Seat:
+    """`now_s`: when the beat came. `ready_s`: what is known of its queue since then; None: it is as the beat tells."""
     side = Side(beat, pending, live)
     load = beat.load
     decodes = Role.DECODE in beat.roles
@@ -116,13 +131,14 @@ def seat_of(
         sequence_s, kv_token_s = decode.costs.per_sequence_s, decode.costs.per_kv_token_s
     told_prefill = prefill is not None or bool(load.prefill_tokens_per_s)
     told_decode = decode is not None or bool(load.decode_step_s)
-    slower, later = correction.ttft, correction.itl
+    share = 0.0 if live is None or not decodes else min(live.prefill_share, MOST_PREFILL_SHARE)
+    slower, later = correction.ttft, correction.itl / (1.0 - share)
     return Seat(
         beat=beat,
         ref=ref_of(beat) if ref is None else ref,
         pending=pending,
         targets=targets,
-        wait_s=slower * queue_wait_s(side, constants),
+        ready_s=now_s + slower * queue_wait_s(side, constants) if ready_s is None else ready_s,
         token_s=slower * token_s,
         chunk_tokens=chunk_tokens,
         chunk_s=slower * chunk_s,

@@ -56,7 +56,7 @@ class View:
             self._live[life] = live
         if not beat.load.running and not beat.load.waiting and not beat.load.loading:
             self._clear_residents(life, self.ledger.beat(life, now_s))
-        self._seat(beat, self.ledger.beat(life, now_s))
+        self._seat(beat, self.ledger.beat(life, now_s), now_s)
 
     def lost(self, life: Incarnation) -> None:
         known = self._by_life.pop(life, None)
@@ -178,14 +178,17 @@ class View:
         known = self._by_life.get(life)
         pending = self.ledger.add(life, work, now_s)
         if known is not None:
-            self._seat(known[0].seats[life].beat, pending)
+            old = known[0].seats[life]
+            ready_s = max(now_s, old.ready_s) + old.queue_s(work.prefill_tokens)
+            self._seat(old.beat, pending, now_s, ready_s)
 
     def _seat_again(self, life: Incarnation) -> None:
         known = self._by_life.get(life)
         if known is not None:
-            self._seat(known[0].seats[life].beat, self.ledger.pending(life))
+            old = known[0].seats[life]
+            self._seat(old.beat, self.ledger.pending(life), old.ready_s, old.ready_s)
 
-    def _seat(self, beat: WorkerHeartbeat, pending: Pending) -> None:
+    def _seat(self, beat: WorkerHeartbeat, pending: Pending, now_s: float, ready_s: float | None = None) -> None:
         life = beat.incarnation
         policy = self.policy
         known = self._by_life.get(life)
@@ -194,6 +197,8 @@ class View:
         seat = seat_of(
             beat,
             policy.constants,
+            now_s=now_s,
+            ready_s=ready_s,
             live=self._live.get(life),
             pending=pending,
             targets=self._residents.of(life),

@@ -10,6 +10,6 @@ def decoding_s(ask: Ask, decode: Seat) -> float:
     return ask.weights.itl * ask.osl_tokens * decode.itl_with_s(ask.tokens)
 
 
-def held_up_s(decode: Seat) -> float:
+def held_up_s(ask: Ask, decode: Seat) -> float:
     """Prompts queued on a decode worker hold up its steps, whoever prefills this one."""
-    return decode.wait_s
+    return decode.wait_s(ask.now_s)

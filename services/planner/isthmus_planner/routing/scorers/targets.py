@@ -13,17 +13,22 @@ def ttft_over_s(ask: Ask, prefill: Seat) -> float:
     return 0.0 if ask.ttft_left_s is None else ask.margin * ttft_s(ask, prefill) - ask.ttft_left_s
 
 
-def itl_over_s(ask: Ask, decode: Seat, transfer_s: float) -> float:
-    """Mean over the answer: the crossing delays the second token, so each token by its share."""
+def itl_over_s(ask: Ask, decode: Seat, delay_s: float) -> float:
+    """Mean over the answer: what delays the second token once (`pair_delay_s`) delays each by its share."""
     if ask.itl_target_s is None:
         return 0.0
-    return ask.margin * (decode.itl_with_s(ask.tokens) + transfer_s / ask.osl_tokens) - ask.itl_target_s
+    return ask.margin * (decode.itl_with_s(ask.tokens) + delay_s / ask.osl_tokens) - ask.itl_target_s
 
 
-def residents_over_s(ask: Ask, decode: Seat) -> float:
+def residents_over_s(ask: Ask, decode: Seat, held_s: float) -> float:
+    """`held_s`: how long prompts that are there or come with this request hold them up, once."""
     if not decode.targets.count:
         return 0.0
-    return ask.margin * decode.itl_with_s(ask.tokens) - decode.targets.strictest_s
+    return ask.margin * (decode.itl_with_s(ask.tokens) + held_s / ask.osl_tokens) - decode.targets.strictest_s
+
+
+def pair_delay_s(ask: Ask, decode: Seat, transfer_s: float) -> float:
+    return transfer_s + decode.wait_s(ask.now_s)
 
 
 def missed_s(ask: Ask, over_s: float, steps: float = 1.0, requests: int = 1) -> float:
@@ -33,9 +38,19 @@ def missed_s(ask: Ask, over_s: float, steps: float = 1.0, requests: int = 1) -> 
     return requests * (ask.weights.missed_s + ask.weights.excess * steps * over_s)
 
 
-def all_missed_s(ask: Ask, prefill: Seat, decode: Seat, transfer_s: float) -> float:
+def pair_missed_s(ask: Ask, prefill: Seat, decode: Seat, transfer_s: float) -> float:
+    held_s = decode.wait_s(ask.now_s)
+    return _all_s(ask, prefill, decode, transfer_s + held_s, held_s)
+
+
+def alone_missed_s(ask: Ask, worker: Seat) -> float:
+    """Its prompt, and those before it, hold up who is there; its own decoding comes after them."""
+    return _all_s(ask, worker, worker, 0.0, ttft_s(ask, worker))
+
+
+def _all_s(ask: Ask, prefill: Seat, decode: Seat, delay_s: float, held_s: float) -> float:
     return (
         missed_s(ask, ttft_over_s(ask, prefill))
-        + missed_s(ask, itl_over_s(ask, decode, transfer_s), ask.osl_tokens)
-        + missed_s(ask, residents_over_s(ask, decode), SHARED * ask.osl_tokens, decode.targets.count)
+        + missed_s(ask, itl_over_s(ask, decode, delay_s), ask.osl_tokens)
+        + missed_s(ask, residents_over_s(ask, decode, held_s), SHARED * ask.osl_tokens, decode.targets.count)
     )

@@ -14,9 +14,9 @@ def pair_scores(ask: Ask, prefill: Seat, decode: Seat, crossing: Crossing) -> di
         "transfer": ask.weights.transfer * crossing.transfer_s,
         "itl": itl.decoding_s(ask, decode),
         "residents": residents.by_prefill_s(ask, prefill) + residents.by_joining_s(ask, decode),
-        "held_up": itl.held_up_s(decode),
+        "held_up": itl.held_up_s(ask, decode),
         "room": room.no_room_s(ask, decode) + room.no_staging_s(ask, crossing),
-        "targets": targets.all_missed_s(ask, prefill, decode, crossing.transfer_s),
+        "targets": targets.pair_missed_s(ask, prefill, decode, crossing.transfer_s),
         "price": price.prefill_price_s(ask, prefill) + price.decode_price_s(ask, decode),
         "load": room.load_s(ask, prefill) + room.load_s(ask, decode),
     }
@@ -25,4 +25,5 @@ def pair_scores(ask: Ask, prefill: Seat, decode: Seat, crossing: Crossing) -> di
 def alone_scores(ask: Ask, worker: Seat) -> dict[str, float]:
     """Aggregated: nothing crosses, and its prompt's queue is its own."""
     scores = pair_scores(ask, worker, worker, NO_CROSSING)
-    return {**scores, "held_up": 0.0, "load": room.load_s(ask, worker)}
+    missed_s = targets.alone_missed_s(ask, worker)
+    return {**scores, "held_up": 0.0, "targets": missed_s, "load": room.load_s(ask, worker)}
