@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,9 @@ from isthmus_shared.errors import ConfigInvalid
 
 if TYPE_CHECKING:
     from isthmus_sim.plan import Plan
+    from isthmus_sim.seeds import Summary
+
+Say = Callable[[str], None]
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """A schedule has a few kilobytes."""
@@ -30,7 +34,8 @@ def simulate(
     first: Annotated[int, typer.Option(help="The first of them.", min=0)] = 0,
     jobs: Annotated[int, typer.Option(help="Processes; 0: as many as there are cores, two at most.", min=0)] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="With --seed or --schedule: no trace.")] = False,
-    shrink: Annotated[bool, typer.Option(help="Make what fails small.")] = True,
+    whole: Annotated[bool, typer.Option("--whole", help="Do not look for the smallest schedule that fails.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="What came of it, as JSON, and nothing else.")] = False,
 ) -> None:
     """Run ingress, planners, workers and relays in virtual time, with faults drawn from a seed.
 
@@ -38,42 +43,53 @@ def simulate(
     What fails is told with its smallest schedule; a seed gives the same run wherever it is run.
     """
     try:
-        from isthmus_sim import plan
-        from isthmus_sim import seeds as running
+        from isthmus_sim.plan import draw_plan
+        from isthmus_sim.seeds import default_jobs, run_seeds
     except ImportError as error:
         todo = "install it with: pip install 'isthmus[local]'"
         fail(ConfigInvalid(f"`isthmus sim` needs {error.name}", todo=todo), Exit.INVALID)
+    say: Say = _nothing if as_json else _say
     try:
-        one = _read(schedule) if schedule is not None else None if seed is None else plan.draw_plan(seed)
+        one = _read(schedule) if schedule is not None else None if seed is None else draw_plan(seed)
     except ConfigInvalid as error:
         fail(error, Exit.INVALID)
     if one is not None:
-        raise typer.Exit(Exit.OK if _run_one(one, trace=not quiet, shrink=shrink) else Exit.FAILED)
-    summary = running.run_seeds(first, seeds, jobs=jobs or running.default_jobs(), say=_say)
-    for failure in summary.failures[: running.MAX_SHOWN if shrink else 0]:
-        running.explain(failure, _say)
-    _say(summary.text)
-    raise typer.Exit(Exit.FAILED if summary.failures else Exit.OK)
+        found = _one(one, say, trace=not quiet, shrink=not whole)
+    else:
+        found = _several(run_seeds(first, seeds, jobs=jobs or default_jobs(), say=say), say, shrink=not whole)
+    if as_json:
+        print(json.dumps(found, indent=1))
+    raise typer.Exit(Exit.FAILED if found["failures"] else Exit.OK)
 
 
-def _run_one(plan: Plan, *, trace: bool, shrink: bool) -> bool:
-    from isthmus_sim import seeds as running
+def _one(plan: Plan, say: Say, *, trace: bool, shrink: bool) -> dict[str, Any]:
+    from isthmus_sim.seeds import explain
     from isthmus_sim.simulation import run
 
     result = run(plan)
-    for line in plan.text():
-        _say(line)
-    for line in result.trace.lines() if trace else ():
-        _say(line)
-    if not result.problems:
-        _say(f"seed {plan.seed}: nothing is wrong after {result.world_s:.1f} s of virtual time")
-        return True
-    if shrink:
-        running.explain_plan(plan, result.problems, _say)
+    lines = result.trace.lines() if trace else []
+    for line in (*plan.text(), *lines):
+        say(line)
+    found: dict[str, Any] = {"seeds": 1, "failures": [], "trace": lines}
+    if result.problems:
+        small = explain(plan, result.problems, say, shrinking=shrink)
+        found["failures"] = [{"seed": plan.seed, "problems": result.problems, "schedule": small.as_json()}]
     else:
-        for problem in result.problems:
-            _say(problem)
-    return False
+        say(f"seed {plan.seed}: nothing is wrong after {result.world_s:.1f} s of virtual time")
+    return found
+
+
+def _several(summary: Summary, say: Say, *, shrink: bool) -> dict[str, Any]:
+    from isthmus_sim.plan import draw_plan
+    from isthmus_sim.seeds import MAX_SHRUNK, explain
+
+    failures = []
+    for number, failure in enumerate(summary.failures):
+        plan = draw_plan(failure.seed)
+        small = explain(plan, failure.problems, say, shrinking=shrink and number < MAX_SHRUNK)
+        failures.append({"seed": failure.seed, "problems": failure.problems, "schedule": small.as_json()})
+    say(summary.text)
+    return {"seeds": summary.seeds, "failures": failures}
 
 
 def _read(path: Path) -> Plan:
@@ -93,3 +109,7 @@ def _read(path: Path) -> Plan:
 
 def _say(text: str) -> None:
     print(text, flush=True)
+
+
+def _nothing(_text: str) -> None:
+    pass

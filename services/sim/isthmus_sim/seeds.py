@@ -15,7 +15,9 @@ from isthmus_sim.simulation import run
 
 PROGRESS_S = 30.0
 MAX_SHOWN = 5
-"""Failures that are made small; of more, only the seeds are told."""
+"""Problems of one run; the rest mostly follows from the first."""
+MAX_SHRUNK = 5
+"""Failures that are made small: a minute or two each."""
 PER_TASK = 20
 
 
@@ -97,22 +99,22 @@ def _run(seeds: Sequence[int]) -> Batch:
     return Batch(len(seeds), tuple(failures), faults, requests, events, world_s, time.process_time() - began_s)
 
 
-def explain(failure: Failure, say: Callable[[str], None]) -> None:
-    explain_plan(draw_plan(failure.seed), failure.problems, say)
-    say(f"the whole: isthmus sim --seed {failure.seed}")
-
-
-def explain_plan(plan: Plan, problems: Sequence[str], say: Callable[[str], None]) -> None:
-    """Says the smallest schedule that still fails, as text and as a file's content for `isthmus sim --schedule`."""
+def explain(plan: Plan, problems: Sequence[str], say: Callable[[str], None], *, shrinking: bool = True) -> Plan:
+    """Says what went wrong, and the smallest schedule that still does, as text and as a file's content for
+    `isthmus sim --schedule`. Returns that schedule."""
     say(f"\nseed {plan.seed}:")
     for problem in problems[:MAX_SHOWN]:
         say(problem)
+    if not shrinking:
+        return plan
     small = shrink(plan, problems, lambda smaller: run(smaller).problems)
     say(f"\nsmallest schedule, after {small.tries} runs:")
     for line in small.plan.text():
         say(line)
     say(f"it leads to: {small.problems[0]}")
     say(f"\nas a file for `isthmus sim --schedule FILE`:\n{dumps(small.plan)}")
+    say(f"the whole: isthmus sim --seed {plan.seed}")
+    return small.plan
 
 
 def default_jobs() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from typer.testing import CliRunner
 
 from isthmus_cli.exits import Exit
 from isthmus_cli.main import app
-from isthmus_sim.plan import draw_plan, dumps
+from isthmus_cli.shapes import SHAPES
+from isthmus_sim.plan import Plan, draw_plan, dumps
 
 
 def isthmus_sim(*arguments: str) -> tuple[int, str, str]:
@@ -32,6 +34,24 @@ def test_a_schedule_is_run_from_its_file(tmp_path: Path) -> None:
     schedule.write_text(dumps(draw_plan(3)))
     code, out, _ = isthmus_sim("--schedule", str(schedule), "--quiet")
     assert (code, out.splitlines()[-1].split(":")[0]) == (Exit.OK, "seed 3")
+
+
+def test_json_has_its_shape_and_stands_alone() -> None:
+    code, out, _ = isthmus_sim("--seed", "3", "--json")
+    found = json.loads(out)
+    assert code == Exit.OK
+    assert SHAPES["sim"].problems(found) == []
+    assert (found["seeds"], found["failures"]) == (1, [])
+    assert len(found["trace"]) > 100
+
+
+def test_what_fails_is_told_with_its_schedule_and_another_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isthmus_sim.simulation.verdict", lambda *_args, **_more: "it does not please")
+    code, out, _ = isthmus_sim("--seed", "3", "--quiet", "--whole", "--json")
+    (failure,) = json.loads(out)["failures"]
+    assert code == Exit.FAILED
+    assert failure["problems"][0] == "it does not please"
+    assert Plan.from_json(failure["schedule"]) == draw_plan(3)
 
 
 def test_seeds_are_summed_up() -> None:
