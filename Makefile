@@ -88,6 +88,9 @@ bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine
 bench-sim: $(VENV)/.dev  ## the planner's simulator: requests per second, start, memory, on one core (docs/benchmarks.md)
 	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/simulator.py $(ARGS)
 
+bench-route: $(VENV)/.dev  ## how long a route takes, by size of the cluster, and routes per second over NATS (docs/routing.md)
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/route $(ARGS)
+
 bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts beside raw sockets, with a plot
 	@$(PIP) --editable '.[bench]'
 	@$(BIN)/isthmus bench relay --out bench-relay.json --plot bench-relay.svg $(ARGS)

@@ -103,12 +103,20 @@ class RelayClient:
     # --- transfers
 
     async def open_sink(
-        self, transfer_id: TransferId, generation: Generation, manifest: KvManifest, *, deadline_s: float, wait_s: float
+        self,
+        transfer_id: TransferId,
+        generation: Generation,
+        manifest: KvManifest,
+        *,
+        deadline_s: float,
+        wait_s: float,
+        retain_s: float = 0.0,
     ) -> KvSink:
         """Staging for a whole transfer, all at once.
 
         Raises `StagingFull` after `wait_s`, `InvalidRequest` if it can never fit, `StaleParty` for an old generation,
-        `Draining`, `NoCapacity`, `PartyLost`. From `deadline_s` on the relay frees it, taken or not.
+        `Draining`, `NoCapacity`, `PartyLost`. From `deadline_s` on the relay frees it, taken or not; once
+        taken, it may keep it for another taker until `retain_s`.
         """
         key = FlowKey(transfer_id, generation)
         self._check_connected()
@@ -122,6 +130,7 @@ class RelayClient:
                 manifest=_digest(manifest),
                 deadline_s=deadline_s,
                 wait_s=wait_s,
+                retain_s=retain_s,
             )
         opening = _Opening(manifest.total_bytes, self._loop.create_future())
         self._opening[key] = opening

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from isthmus_ingress.saga_types import WorkerGone
+from isthmus_ingress.saga_types import WorkerBack, WorkerGone
 from isthmus_shared.errors import ModelNotFound, Unavailable
 from isthmus_shared.ids import Incarnation, WorkerId
 from isthmus_shared.messages.health import LOST_AFTER_BEATS, ProcessState, WorkerHeartbeat
@@ -31,13 +32,18 @@ class Roster:
     model_name: str | None = None
     """The one model that this ingress has a tokenizer for; None: whatever the workers serve, if they agree."""
     _seen: dict[WorkerId, _Seen] = field(default_factory=dict)
+    _silent: OrderedDict[Incarnation, None] = field(default_factory=OrderedDict)
+    """Lives that were forgotten for their silence."""
 
-    def beat(self, beat: WorkerHeartbeat, *, now_s: float) -> WorkerGone | None:
-        """Take a heartbeat in. A new life of a worker is the end of its old one."""
+    def beat(self, beat: WorkerHeartbeat, *, now_s: float) -> WorkerGone | WorkerBack | None:
+        """Take a heartbeat in. A new life of a worker is the end of its old one; one that was silent is back."""
         old = self._seen.get(beat.worker_id)
         if old is None and len(self._seen) >= MAX_WORKERS:
             return None
         self._seen[beat.worker_id] = _Seen(beat, now_s)
+        if beat.incarnation in self._silent:
+            del self._silent[beat.incarnation]
+            return WorkerBack(beat.incarnation)
         if old is None or old.beat.incarnation == beat.incarnation:
             return None
         return WorkerGone(old.beat.incarnation, f"worker {beat.worker_id} has started anew")
@@ -54,9 +60,16 @@ class Roster:
             bound_s = LOST_AFTER_BEATS * seen.beat.interval_s
             if now_s - seen.at_s > bound_s:
                 del self._seen[worker_id]
+                self._silent[seen.beat.incarnation] = None
+                while len(self._silent) > MAX_WORKERS:
+                    self._silent.popitem(last=False)
                 why = f"worker {worker_id} sent no heartbeat for {bound_s:g} s"
                 gone.append(WorkerGone(seen.beat.incarnation, why, certain=False))
         return gone
+
+    def worker(self, incarnation: Incarnation) -> WorkerHeartbeat | None:
+        """That life's last beat, if it is alive."""
+        return next((seen.beat for seen in self._seen.values() if seen.beat.incarnation == incarnation), None)
 
     def excuse(self, *, now_s: float) -> None:
         """Silence until now proves nothing (we could not hear): count from here."""

@@ -19,6 +19,7 @@ from isthmus_ingress.hub import Hub
 from isthmus_ingress.nats_door import NatsDoor
 from isthmus_ingress.outcomes import tell
 from isthmus_ingress.prepare import Preparer
+from isthmus_ingress.releases import Releases
 from isthmus_ingress.roster import Roster
 from isthmus_ingress.tenants import Keyring, read_tenants
 from isthmus_ingress.text import ModelText, load_model_text
@@ -114,6 +115,7 @@ class Ingress:
             runtime.tracing,
             config.itl_target_s,
             self.hub.last_plan,
+            Releases(runtime.bus),
         )
         limits = Limits(config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight)
         return Frontend(preparer, self.hub, deps, limits, self._accepting, keyring=self._keyring)

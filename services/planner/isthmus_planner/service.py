@@ -49,6 +49,7 @@ WARM_S = 3 * HEARTBEAT_INTERVAL_S
 class PlannerService:
     def __init__(self, runtime: ServiceRuntime[PlannerConfig]) -> None:
         self._runtime = runtime
+        self._log = runtime.log.bind()  # whose level is settled: what is below it costs nothing
         self._policy = runtime.config.policy()
         self._registry = Registry()
         self._seats = View(self._policy)
@@ -95,6 +96,7 @@ class PlannerService:
                         on_error=_refuse,
                         queue=subjects.PLANNER_QUEUE,
                         listening=listening[0],
+                        at_once=self.route_at_once,
                     ),
                     rt.serve(
                         subjects.VIEW,
@@ -120,6 +122,9 @@ class PlannerService:
                 loop.cancel()
 
     async def route(self, request: RouteRequest) -> RouteReply:
+        return self.route_at_once(request)
+
+    def route_at_once(self, request: RouteRequest) -> RouteReply:
         now_s = self._now_s()
         self._roles.routed(request)
         metrics = self._runtime.metrics
@@ -127,7 +132,7 @@ class PlannerService:
             choice = self._explanations.choose(request, self._seats, self._known, now_s, self._caches.index)
         except IsthmusError as error:
             metrics.routes.labels("none", error.code).inc()
-            self._runtime.log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
+            self._log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
             return RouteReply(fault=error.to_fault())
         self._seats.commit(choice, now_s)
         self._explanations.committed(request.request_id)
@@ -135,7 +140,7 @@ class PlannerService:
         self._routes += 1
         metrics.routes.labels(route.mode.value, "ok").inc()
         metrics.route_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
-        self._runtime.log.debug(
+        self._log.debug(
             "route.chosen",
             request=request.request_id,
             mode=route.mode.value,
@@ -242,6 +247,7 @@ class PlannerService:
         self._runtime.log.warning("worker.lost", worker=lost.worker.worker_id, cause=cause, why=lost.why)
 
     def _count(self) -> None:
+        self._runtime.metrics.planner_prefix_hashes.set(len(self._caches.index))
         counts = {(role, state): 0 for role in Role for state in ProcessState}
         for worker in self._registry.workers:
             for role in worker.roles:

@@ -73,7 +73,7 @@ class SimRunner:
         took_s = self._config.sim.costs.step_s(
             prefill_tokens=batch.prefill_tokens,
             decode_sequences=batch.decode_sequences,
-            resident_tokens=sum(work.end for work in batch.works if not work.prefill),
+            resident_tokens=sum(work.end for work in batch.works if work.decodes),
         )
         await asyncio.sleep(took_s)
         return StepResult([self._result(work) for work in batch.works], took_s)
@@ -82,7 +82,8 @@ class SimRunner:
         try:
             if work.load:
                 self._verify(work.sequence)
-            self._cells.write(work)
+            if not work.copies:
+                self._cells.write(work)
             self._save(work)
         except IsthmusError as error:
             return WorkResult(fault=error.to_fault())
@@ -111,11 +112,11 @@ class SimRunner:
     # -- KV ---------------------------------------------------------------------------------------------------------
 
     def _save(self, work: Work) -> None:
-        sequence, sink = work.sequence, work.sequence.request.kv_save
+        sequence, sink = work.sequence, work.sequence.sink
         start = sequence.saved  # cached tokens before the step's own are saved with it
         if sink is None or start >= work.end:
             return
-        index = CanonicalIndex(self._shape.manifest(sequence.prompt_tokens))
+        index = CanonicalIndex(self._shape.manifest(sequence.sink_tokens))
         for layer in index.layers:
             for part in KvPart:
                 span = index.span(layer, part, start, work.end)
@@ -126,7 +127,7 @@ class SimRunner:
     def _verify(self, sequence: SequenceState) -> None:
         source = sequence.request.kv_load
         assert source is not None, "it loads"
-        index = CanonicalIndex(self._shape.manifest(sequence.prompt_tokens))
+        index = CanonicalIndex(self._shape.manifest(sequence.request.loaded_tokens))
         for layer in index.layers:
             for part in KvPart:
                 span = index.whole(layer, part)
@@ -167,8 +168,10 @@ class _Cells:
         self._tokens[self._places(work, work.start, work.end)] = work.tokens
 
     def verify(self, work: Work) -> None:
-        there = self._tokens[self._places(work, 0, work.end)]
-        right = np.array_equal(there, np.asarray(work.sequence.tokens[: work.end], dtype=np.int32))
+        sequence = work.sequence
+        start = sequence.request.loaded_tokens if sequence.foreign else 0
+        there = self._tokens[self._places(work, start, work.end)]
+        right = np.array_equal(there, np.asarray(sequence.tokens[start : work.end], dtype=np.int32))
         assert right, f"sequence {work.sequence.uid} was given blocks of another prefix"
 
     def _places(self, work: Work, start: int, end: int) -> npt.NDArray[np.int64]:
