@@ -20,7 +20,7 @@ from isthmus_worker.liveness import INGRESS_LOST_S
 from isthmus_worker.requests import Phase
 
 START_S = 10.0
-FREED_S = 0.3
+FREED_S = 0.1
 """In an undisturbed cluster, from a request's end until nobody holds anything for it."""
 LEASE_S = REQUEST_TIMEOUT_S + INGRESS_LOST_S + 1.0
 """Whatever was lost on the way: by then every deadline and every dead ingress' silence has run out."""

@@ -22,6 +22,7 @@ from isthmus_ingress.saga import Saga
 from isthmus_kvrelay.core.credit import Credits
 from isthmus_kvrelay.core.quarantine import Quarantine
 from isthmus_planner.leader.lease import Lease
+from isthmus_shared.messages.health import Role
 from isthmus_sim.plan import draw_plan
 from isthmus_sim.simulation import run
 from isthmus_worker.liveness import IngressLife
@@ -36,8 +37,8 @@ class Mutant:
     name: str
     of: type
     method: str
-    line: str
-    instead: str
+    lines: tuple[tuple[str, str], ...]
+    """(what is there, what is there instead)."""
     what: str
     must: bool = False
     """Within 500 seeds."""
@@ -48,17 +49,18 @@ MUTANTS = (
         "stale-generation",
         Requests,
         "admit",
-        "if known is not None and record.generation <= known.generation:",
-        "if False:",
-        "a worker lets an older attempt take the place of a newer one",
+        (
+            ("if cancelled is not None and record.generation <= cancelled:", "if False:"),
+            ("if known is not None and record.generation <= known.generation:", "if False:"),
+        ),
+        "a worker takes an attempt that is over, or older than the one that it has",
         must=True,
     ),
     Mutant(
         "credit-twice",
         Credits,
         "take_back_chunk",
-        "account.take_back(amount)",
-        "account.take_back(2 * amount)",
+        (("account.take_back(amount)", "account.take_back(2 * amount)"),),
         "a relay returns the credit of a flow that has ended twice",
         must=True,
     ),
@@ -66,68 +68,81 @@ MUTANTS = (
         "lost-cancel",
         Saga,
         "_cancel_parties",
-        "self._effects.append(SendCancel(party.worker, party.generation, reason))",
-        "self._effects += [] if party.handed_off else [SendCancel(party.worker, party.generation, reason)]",
-        "nobody tells the prefill side when a request ends between the hand-over and decode's first token",
+        (
+            (
+                "self._effects.append(SendCancel(party.worker, party.generation, reason))",
+                "self._effects += [] if _between(self) else [SendCancel(party.worker, party.generation, reason)]",
+            ),
+        ),
+        "a request that ends after prefill's hand-over and before decode's first token is cancelled nowhere",
         must=True,
     ),
     Mutant(
         "stale-tokens",
         Saga,
         "_on_output",
-        "or seq.generation != self.generation",
-        "",
+        (("or seq.generation != self.generation", ""),),
         "an ingress takes the tokens of an older attempt",
     ),
     Mutant(
         "tokens-twice",
         Saga,
         "_take",
-        "new = seq.token_ids[known : known + room]",
-        "new = seq.token_ids[:room]",
+        (("new = seq.token_ids[known : known + room]", "new = seq.token_ids[:room]"),),
         "an ingress delivers tokens again that came again",
     ),
     Mutant(
         "no-fence",
         Quarantine,
         "begin",
-        "led.staging.pin(ref, Pin.SENDER)",
-        "pass",
+        (("led.staging.pin(ref, Pin.SENDER)", "pass"),),
         "a landing slot is used again before its sender is quiet",
     ),
     Mutant(
         "wrong-life",
         Sessions,
         "check_party",
-        "if incarnation != self.worker.incarnation:",
-        "if False:",
+        (("if incarnation != self.worker.incarnation:", "if False:"),),
         "a worker takes messages that were meant for its former life",
     ),
     Mutant(
         "orphans",
         IngressLife,
         "sweep",
-        "> self._lost_s",
-        "> 1e9",
+        (("> self._lost_s", "> 1e9"),),
         "a worker keeps what it holds for an ingress that is gone",
     ),
     Mutant(
         "early-free",
         Sessions,
         "_free",
-        "self._closing[record.engine_id] = _Closing(record.transfer_id, record.generation, fault)",
-        "await self._abort_transfer(record.transfer_id, record.generation, fault)",
+        (
+            (
+                "self._closing[record.engine_id] = _Closing(record.transfer_id, record.generation, fault)",
+                "await self._abort_transfer(record.transfer_id, record.generation, fault)",
+            ),
+        ),
         "a transfer is given up at the relay while the engine may still touch its slots",
     ),
     Mutant(
         "long-lease",
         Lease,
         "_lead",
-        "until_s = sent_s + self._times.lease_s - self._times.margin_s",
-        "until_s = sent_s + 2 * self._times.lease_s",
+        (
+            (
+                "until_s = sent_s + self._times.lease_s - self._times.margin_s",
+                "until_s = sent_s + 2 * self._times.lease_s",
+            ),
+        ),
         "a leader acts on after its lease",
     ),
 )
+
+
+def _between(saga: Saga) -> bool:
+    attempt = saga._attempt
+    prefill = None if attempt is None else attempt.parties.get(Role.PREFILL)
+    return attempt is not None and prefill is not None and prefill.handed_off and not attempt.decode_heard
 
 
 @contextmanager
@@ -135,11 +150,12 @@ def applied(mutant: Mutant) -> Iterator[None]:
     """That class with that line. Raises `AssertionError` when the line is not there (any more), once and no more."""
     original = inspect.getattr_static(mutant.of, mutant.method)
     source = textwrap.dedent(inspect.getsource(original))
-    found = source.count(mutant.line)
-    assert found == 1, f"{mutant.name}: {mutant.method} has {found} times {mutant.line!r}"
-    scope: dict[str, Any] = dict(vars(inspect.getmodule(mutant.of)))
-    module = "from __future__ import annotations\n" + source.replace(mutant.line, mutant.instead)
-    exec(compile(module, f"<{mutant.name}>", "exec"), scope)  # noqa: S102 - our own source
+    for line, instead in mutant.lines:
+        found = source.count(line)
+        assert found == 1, f"{mutant.name}: {mutant.method} has {found} times {line!r}"
+        source = source.replace(line, instead)
+    scope: dict[str, Any] = {**vars(inspect.getmodule(mutant.of)), "_between": _between}
+    exec(compile("from __future__ import annotations\n" + source, f"<{mutant.name}>", "exec"), scope)  # noqa: S102
     with patch.object(mutant.of, mutant.method, scope[mutant.method]):
         yield
 
