@@ -125,6 +125,7 @@ class Metrics:
         self.workers = self._gauge("workers", "Workers known", "role", "state")
         self.workers_lost = self._counter("workers_lost_total", "Workers taken for dead", "cause")
         self.role_changes = self._counter("role_changes_total", "Changes of workers' roles", "model", "to", "outcome")
+        self.model_changes = self._counter("model_changes_total", "Workers that were to load a model", "to", "outcome")
 
     def _worker(self) -> None:
         self.engine_steps = self._counter("engine_steps_total", "Engine steps", "phase")

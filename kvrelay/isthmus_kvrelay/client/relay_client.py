@@ -21,6 +21,7 @@ from isthmus_kvrelay.client.source import RelaySource
 from isthmus_kvrelay.client.taking import take_pool
 from isthmus_kvrelay.core.events import FlowKey
 from isthmus_kvrelay.framing import FrameReader, cut
+from isthmus_kvrelay.hot import MAX_DURATION_S
 from isthmus_kvrelay.transports.shm import SharedPool
 from isthmus_shared.engines.kv_port import KvSink, KvSource
 from isthmus_shared.errors import (
@@ -130,7 +131,7 @@ class RelayClient:
                 manifest=_digest(manifest),
                 deadline_s=deadline_s,
                 wait_s=wait_s,
-                retain_s=retain_s,
+                retain_s=min(retain_s, MAX_DURATION_S),
             )
         opening = _Opening(manifest.total_bytes, self._loop.create_future())
         self._opening[key] = opening

@@ -30,7 +30,9 @@ class Model:
 @dataclass(slots=True)
 class Roster:
     model_name: str | None = None
-    """The one model that this ingress has a tokenizer for; None: whatever the workers serve, if they agree."""
+    """The model that this ingress has a tokenizer for; None: whatever the workers serve, if they agree."""
+    more: frozenset[str] = frozenset()
+    """Other models that it has tokenizers for."""
     _seen: dict[WorkerId, _Seen] = field(default_factory=dict)
     _silent: OrderedDict[Incarnation, None] = field(default_factory=OrderedDict)
     """Lives that were forgotten for their silence."""
@@ -78,21 +80,22 @@ class Roster:
 
     @property
     def models(self) -> tuple[Model, ...]:
-        """By name, of ready workers only; just the one of `model_name` when that is set."""
+        """By name, of ready workers only; just those that it has tokenizers for when they are named."""
         shortest: dict[str, int] = {}
         for seen in self._seen.values():
             beat = seen.beat
-            if beat.state is ProcessState.READY and self.model_name in (None, beat.model):
+            if beat.state is ProcessState.READY and self._serves(beat.model):
                 known = shortest.get(beat.model, beat.max_model_len_tokens)
                 shortest[beat.model] = min(known, beat.max_model_len_tokens)
         return tuple(Model(name, length) for name, length in sorted(shortest.items()))
 
     def model(self, name: str | None) -> Model:
-        """The model of a request (None or empty: the only one). Raises `ModelNotFound` or `Unavailable`."""
+        """The model of a request (None or empty: the only one, or the first). Raises `ModelNotFound` or
+        `Unavailable`."""
         models = self.models
+        if self.model_name is not None and (self.more or not models):
+            return self._named(name or self.model_name, models)
         if not models:
-            if name and self.model_name is not None and name != self.model_name:
-                raise self._not_found(name, self.model_name)
             raise Unavailable("no worker is ready", why="none has sent a heartbeat", todo="try again shortly")
         if len(models) > 1:
             names = ", ".join(model.name for model in models)
@@ -101,6 +104,19 @@ class Roster:
         if name and name != models[0].name:
             raise self._not_found(name, models[0].name)
         return models[0]
+
+    def _serves(self, name: str) -> bool:
+        return self.model_name is None or name == self.model_name or name in self.more
+
+    def _named(self, name: str, models: tuple[Model, ...]) -> Model:
+        """One of several."""
+        found = next((model for model in models if model.name == name), None)
+        if found is not None:
+            return found
+        if self._serves(name):
+            why = f"none that serves `{name}` has sent a heartbeat" if models else "none has sent a heartbeat"
+            raise Unavailable("no worker is ready", why=why, todo="try again shortly")
+        raise self._not_found(name, "`, `".join(sorted({self.model_name or "", *self.more} - {""})))
 
     @staticmethod
     def _not_found(name: str, known: str) -> ModelNotFound:

@@ -12,11 +12,13 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from isthmus_shared.engines.config import EngineConfig
+from isthmus_shared.engines.config import EngineConfig, SimCosts
 from isthmus_shared.engines.runner_port import RunnerInfo, StepResult, WorkResult
 from isthmus_shared.engines.sequence import Batch, Work
 from isthmus_shared.engines.sequence import Sequence as SequenceState
@@ -39,9 +41,18 @@ Words = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 
 
+class StepCosts(Protocol):
+    def batch_s(self, batch: Batch) -> float:
+        """Seconds that a step with that work takes."""
+        ...
+
+
 class SimRunner:
-    def __init__(self, config: EngineConfig) -> None:
+    """`costs`: in place of the configuration's."""
+
+    def __init__(self, config: EngineConfig, *, costs: StepCosts | None = None) -> None:
         self._config = config
+        self._costs = costs or _Linear(config.sim.costs)
         self._layout = KvLayout.parse(config.kv_layout)
         fingerprint = hashlib.sha256(f"sim:{config.model_name}".encode()).hexdigest()
         self._shape = KvShape(
@@ -70,11 +81,7 @@ class SimRunner:
         """Nothing is held."""
 
     async def execute(self, batch: Batch) -> StepResult:
-        took_s = self._config.sim.costs.step_s(
-            prefill_tokens=batch.prefill_tokens,
-            decode_sequences=batch.decode_sequences,
-            resident_tokens=sum(work.end for work in batch.works if work.decodes),
-        )
+        took_s = self._costs.batch_s(batch)
         await asyncio.sleep(took_s)
         return StepResult([self._result(work) for work in batch.works], took_s)
 
@@ -153,6 +160,18 @@ class SimRunner:
         return _mix(rows[:, None] + columns[None, :]).astype("<u8").view(np.uint8).reshape(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    costs: SimCosts
+
+    def batch_s(self, batch: Batch) -> float:
+        return self.costs.step_s(
+            prefill_tokens=batch.prefill_tokens,
+            decode_sequences=batch.decode_sequences,
+            resident_tokens=sum(work.end for work in batch.works if work.decodes),
+        )
+
+
 class _Cells:
     """What is in the cache, one token id for each place; a loaded prompt's places are nobody else's, and say so."""
 
@@ -165,6 +184,10 @@ class _Cells:
     def write(self, work: Work) -> None:
         if work.load:
             self._tokens[self._places(work, 0, work.start)] = self.FOREIGN
+        if len(work.tokens) == 1:  # most works are: arrays of one cost more than they save
+            block, place = divmod(work.start, self._block_tokens)
+            self._tokens[work.block_table[block] * self._block_tokens + place] = work.tokens[0]
+            return
         self._tokens[self._places(work, work.start, work.end)] = work.tokens
 
     def verify(self, work: Work) -> None:
