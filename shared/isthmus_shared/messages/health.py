@@ -168,6 +168,10 @@ class PlannerHeartbeat(_Heartbeat):
     routes_total: int = Field(default=0, ge=0)
 
 
+LEFT = "draining"
+"""A WorkerLost's `why` when the worker itself says goodbye: all that it had to say was said before."""
+
+
 class WorkerLost(WireMessage):
     KIND: ClassVar[str] = "worker_lost"
 
