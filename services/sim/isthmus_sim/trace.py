@@ -10,7 +10,7 @@ import structlog
 
 from isthmus_sim.loop import world_loop
 
-_RANDOM_ID = re.compile(r"(req|xfer)-[A-Za-z0-9_-]{12}")
+_RANDOM_ID = re.compile(r"(req|xfer)-[A-Za-z0-9_-]{12}(~[A-Za-z0-9_-]{8})?")
 """The ingress draws them; two runs of one seed differ in nothing else."""
 
 
