@@ -8,9 +8,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from isthmus_cli.dialling import dial
 from isthmus_cli.readiness import cluster_view
 from isthmus_cli.state import ClusterState
-from isthmus_shared.bus.nats import NatsBus
 from isthmus_shared.messages.health import ClusterView, Foreseen
 
 MIB = 1024 * 1024
@@ -19,7 +19,7 @@ CONNECT_S = 5.0
 
 async def fetch(bus_url: str) -> ClusterView:
     """Raises `Unavailable` or `DeadlineExceeded` when bus or planner do not answer."""
-    bus = await NatsBus.connect(bus_url, name="isthmus status", timeout_s=CONNECT_S)
+    bus = await dial(bus_url, name="isthmus status", timeout_s=CONNECT_S)
     async with bus:
         return await cluster_view(bus)
 

@@ -168,11 +168,17 @@ class PlannerHeartbeat(_Heartbeat):
     routes_total: int = Field(default=0, ge=0)
 
 
+LEFT = "draining"
+"""A WorkerLost's `why` when the worker itself says goodbye: all that it had to say was said before."""
+
+
 class WorkerLost(WireMessage):
     KIND: ClassVar[str] = "worker_lost"
 
     worker: WorkerRef
     why: str
+    silent: bool = False
+    """Nobody saw it end: the sender has not heard it for too long. Others may hear it, or hear it again."""
 
 
 class ViewRequest(WireMessage):
