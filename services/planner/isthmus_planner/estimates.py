@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from isthmus_planner.cost.online import LiveCosts, StepCosts, StepEstimator, StepObservation
 from isthmus_shared.ids import Incarnation
-from isthmus_shared.messages.health import WorkerHeartbeat
+from isthmus_shared.messages.health import StepSample, WorkerHeartbeat
 
 
 @dataclass(slots=True)
@@ -29,8 +29,8 @@ class Estimates:
     def __len__(self) -> int:
         return len(self._learned)
 
-    def beat(self, beat: WorkerHeartbeat) -> None:
-        """Learns from the steps that no earlier beat of that life has told."""
+    def beat(self, beat: WorkerHeartbeat) -> tuple[StepSample, ...]:
+        """Learns from the steps that no earlier beat of that life has told, and returns them."""
         learned = self._learned.setdefault(beat.incarnation, _Learned(StepEstimator(self._prior), beat.model))
         if learned.model != beat.model:  # it has loaded another one
             learned.model, learned.estimator = beat.model, StepEstimator(self._prior)
@@ -44,6 +44,7 @@ class Estimates:
             )
         if learned.estimator.seen:
             self._live[beat.incarnation] = learned.estimator.live
+        return samples
 
     def keep(self, alive: Iterable[Incarnation]) -> None:
         wanted = set(alive)
