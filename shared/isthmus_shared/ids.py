@@ -23,10 +23,23 @@ IngressId = NewType("IngressId", str)
 
 _TOKEN_BYTES = 9  # 72 bits: no collision among 10^9 live ids to 1 in 10^4
 
+_CHOICE_BYTES = 6
+"""48 bits: beside each other stand only the requests of one id of a client's."""
+
 
 def new_id(prefix: str) -> str:
     """A fresh id such as ``req-k3v…``: the prefix, then 12 URL-safe characters (72 random bits)."""
     return f"{prefix}-{secrets.token_urlsafe(_TOKEN_BYTES)}"
+
+
+def choice_id(asked_as: str) -> RequestId:
+    """A fresh id of one choice of a request: what its client knows it by (and may use again), ``~``, 8 characters."""
+    return RequestId(f"{asked_as}~{secrets.token_urlsafe(_CHOICE_BYTES)}")
+
+
+def asked_as(request: RequestId) -> str:
+    """What the client knows that request by."""
+    return request.rpartition("~")[0] or request
 
 
 def new_incarnation() -> Incarnation:

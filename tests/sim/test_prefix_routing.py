@@ -87,7 +87,7 @@ class TwoPrefillers:
             cache_salt=tenant.salt_with(salt),
         )
         began_s, first_s, tokens = loop.time(), None, list[int]()
-        with frontend.exchange(prepared, received_s=began_s) as exchange:
+        with frontend.exchange(prepared, "req-of-the-test", received_s=began_s) as exchange:
             while not exchange.finished:
                 for _, update in await exchange.updates():
                     first_s = first_s or loop.time()

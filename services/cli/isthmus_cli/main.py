@@ -18,6 +18,7 @@ from rich.console import Console
 
 import isthmus_shared
 from isthmus_cli import bench, calibrate, doctor, nats_config, plan, reproduce, watch
+from isthmus_cli import explain as explain_view
 from isthmus_cli import status as status_view
 from isthmus_cli.calling import own_command
 from isthmus_cli.chat import Chat, converse, say
@@ -151,6 +152,28 @@ def status(
         print(json.dumps(status_view.as_fields(cluster, view), indent=1))
     else:
         console.print(*status_view.tables(cluster, view), sep="\n")
+
+
+@app.command(epilog=EPILOG)
+def explain(
+    request_id: Annotated[str, typer.Argument(help="As in the answer's x-request-id header, or in the logs.")],
+    state_dir: StateDirOption = DEFAULT_STATE_DIR,
+    bus_url: Annotated[str | None, typer.Option(help="Ask the planners on this bus instead.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+) -> None:
+    """Tell why a request went where it went: the candidates, their predictions, the choice, and what happened."""
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    try:
+        url = bus_url or StateDir(state_dir).read().bus_url
+        found = asyncio.run(explain_view.fetch(url, request_id))
+    except InvalidRequest as error:
+        fail(error, Exit.FAILED)
+    except IsthmusError as error:
+        fail(error, Exit.NO_CLUSTER)
+    if as_json:
+        print(json.dumps(explain_view.as_fields(found), indent=1))
+    else:
+        console.print(*explain_view.shown(found), sep="\n")
 
 
 @app.command(epilog=EPILOG)

@@ -55,6 +55,13 @@ SHAPES: Mapping[str, Shape] = {
             **_STATUS,
         },
     ),
+    "explain": Shape(
+        OBJECT,
+        {
+            "explanations": "one for each time that the request was routed, oldest first: the `explanations` of "
+            "[ExplainReply](../schemas/explain_reply.json)",
+        },
+    ),
     "chat": Shape(
         LINES,
         {

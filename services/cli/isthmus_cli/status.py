@@ -41,7 +41,7 @@ def tables(cluster: ClusterState | None, view: ClusterView) -> list[RenderableTy
     return shown
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -49,7 +49,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _workers(view: ClusterView) -> Table:
-    table = _table("workers", "id", "node", "vendor", "roles", "state", "KV layout", "run", "wait", "KV free")
+    table = new_table("workers", "id", "node", "vendor", "roles", "state", "KV layout", "run", "wait", "KV free")
     for beat in view.workers:
         load = beat.load
         table.add_row(
@@ -67,7 +67,9 @@ def _workers(view: ClusterView) -> Table:
 
 
 def _relays(view: ClusterView) -> Table:
-    table = _table("relays", "node", "state", "staging free", "out", "in", "credits", "quarantined", "sent", "received")
+    table = new_table(
+        "relays", "node", "state", "staging free", "out", "in", "credits", "quarantined", "sent", "received"
+    )
     for beat in view.relays:
         table.add_row(
             beat.relay.node_id,
@@ -84,7 +86,9 @@ def _relays(view: ClusterView) -> Table:
 
 
 def _ingresses(view: ClusterView) -> Table:
-    table = _table("ingresses", "id", "state", "address", "in flight", "TTFT p50", "predicted", "ITL p50", "predicted")
+    table = new_table(
+        "ingresses", "id", "state", "address", "in flight", "TTFT p50", "predicted", "ITL p50", "predicted"
+    )
     for beat in view.ingresses:
         cells = (beat.ingress_id, beat.state.value, beat.http_address or "", str(beat.requests_in_flight))
         table.add_row(*cells, *_foreseen(beat.ttft), *_foreseen(beat.itl))
@@ -92,7 +96,7 @@ def _ingresses(view: ClusterView) -> Table:
 
 
 def _planners(view: ClusterView) -> Table:
-    table = _table("planners", "life", "state", "leads", "epoch", "routes", "problem")
+    table = new_table("planners", "life", "state", "leads", "epoch", "routes", "problem")
     for beat in view.planners:
         leads = ("yes", str(beat.epoch)) if beat.leader else ("no", "")
         table.add_row(beat.incarnation, beat.state.value, *leads, str(beat.routes_total), beat.leader_problem)
@@ -103,15 +107,15 @@ def _foreseen(latency: Foreseen | None) -> tuple[str, str]:
     """Actual, and predicted with the median of the requests' errors."""
     if latency is None:
         return "–", "–"
-    return _ms(latency.actual_p50_s), f"{_ms(latency.predicted_p50_s)} (off {latency.error:.0%})"
+    return in_ms(latency.actual_p50_s), f"{in_ms(latency.predicted_p50_s)} (off {latency.error:.0%})"
 
 
-def _ms(time_s: float) -> str:
+def in_ms(time_s: float) -> str:
     return f"{time_s * 1e3:.3g} ms" if time_s < 1 else f"{time_s:.2f} s"
 
 
 def _processes(cluster: ClusterState) -> Table:
-    table = _table("processes", "name", "pid", "restarts", "log")
+    table = new_table("processes", "name", "pid", "restarts", "log")
     for process in cluster.processes:
         pid = "down" if process.pid is None else str(process.pid)
         table.add_row(process.name, pid, str(process.restarts), process.log)

@@ -40,7 +40,7 @@ from isthmus_shared.ids import Incarnation, RequestId, TransferId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.quick import Facts, QuickEvent
-from isthmus_shared.messages.route import Route, RouteReply, RouteRequest
+from isthmus_shared.messages.route import Route, RouteReply, RouteRequest, Slo
 from isthmus_shared.messages.work import (
     Ack,
     Cancel,
@@ -75,6 +75,8 @@ class Work:
     cache_salt: str = ""
     prefix: tuple[bytes, ...] = ()
     """Of the prompt, see `isthmus_shared.prefix`."""
+    tenant: str = ""
+    slo: Slo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,12 @@ class RunningSaga:
         """Spans: the request's, and the latest attempt's."""
         self.route: Route | None = None
         """The latest."""
+        self.routed_s: float | None = None
+        """When it came the first time."""
+        self.cached_tokens = 0
+        self.ended: End | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ledger = ItlLedger(target_s=deps.itl_target_s)
+        self.ledger = ItlLedger(target_s=deps.itl_target_s)
 
     def start(self) -> None:
         self.feed(Begin())
@@ -140,7 +146,7 @@ class RunningSaga:
         self.feed(Output(incarnation, event))
         tokens = len(self.saga.output) - known
         if tokens:
-            late = self._ledger.take(self._loop.time(), tokens, incarnation, step)
+            late = self.ledger.take(self._loop.time(), tokens, incarnation, step)
             if late is not None:
                 self._note_late(late, tokens)
 
@@ -152,7 +158,7 @@ class RunningSaga:
         token_ids = event.token_ids
         if not self._outbox.flow(self._index, token_ids):
             self._loop.call_soon(self.feed, ClientGone())
-        late = self._ledger.take(now_s, len(token_ids), incarnation, step)
+        late = self.ledger.take(now_s, len(token_ids), incarnation, step)
         if late is not None:
             self._note_late(late, len(token_ids))
         return True
@@ -183,11 +189,14 @@ class RunningSaga:
         for effect in effects:
             match effect:
                 case Deliver():
+                    if effect.cached_tokens:
+                        self.cached_tokens = effect.cached_tokens
                     if not self._outbox.put(self._index, effect):
                         self._loop.call_soon(self.feed, ClientGone())
                 case End():
                     self._outbox.put(self._index, effect)
                     self._end_attempt("" if effect.error is None else effect.error.code)
+                    self.ended = effect
                     ended = True
                 case AskRoute():
                     self._begin_attempt(effect)
@@ -246,6 +255,8 @@ class RunningSaga:
             max_osl_tokens=max(1, self.work.sampling.max_tokens - len(self.saga.output)),
             exclude=effect.exclude,
             prefix=self.work.prefix,
+            tenant=self.work.tenant,
+            slo=self.work.slo,
         )
         span = self._deps.tracing.begin("route", self._attempt.traceparent)
         try:
@@ -256,6 +267,8 @@ class RunningSaga:
             return
         span.end(mode=route.mode.value, decode=route.decode.worker_id)
         self.route = route
+        if self.routed_s is None:
+            self.routed_s = self._loop.time()
         self.feed(Routed(effect.generation, route))
 
     async def _route(self, request: RouteRequest, span: Span) -> Route:

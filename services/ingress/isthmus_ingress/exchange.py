@@ -22,7 +22,7 @@ from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import ClientGone, Deliver, End, StopFound
 from isthmus_ingress.text import ModelText
 from isthmus_shared.errors import Cancelled, IsthmusError
-from isthmus_shared.ids import RequestId, TransferId, new_id
+from isthmus_shared.ids import TransferId, choice_id, new_id
 from isthmus_shared.prefix import prefix_hashes
 from isthmus_shared.tracing import Span, Tracing
 
@@ -56,6 +56,7 @@ class Exchange:
         deps: Deps,
         limits: Limits,
         *,
+        request_id: str,
         received_s: float,
         traceparent: str = "",
         meter: Callable[[int], None] | None = None,
@@ -66,7 +67,7 @@ class Exchange:
                 why=f"{hub.running} of {limits.max_in_flight} are in progress",
                 todo="try again shortly",
             )
-        self.prepared = prepared
+        self.prepared, self._request_id = prepared, request_id
         self._meter = meter
         self._hub, self._metrics = hub, deps.metrics
         self._loop = asyncio.get_running_loop()
@@ -115,13 +116,14 @@ class Exchange:
     def _saga(self, choice: Choice, deps: Deps, deadline_s: float, limits: Limits) -> RunningSaga:
         sampling = self.prepared.sampling[choice.index]
         work = Work(
-            request_id=RequestId(new_id("req")),
+            request_id=choice_id(self._request_id),
             transfer_id=TransferId(new_id("xfer")),
             model=self.prepared.model.name,
             prompt=self.prepared.prompts[choice.prompt].token_ids,
             sampling=sampling,
             cache_salt=self.prepared.cache_salt,
             prefix=self._prefixes[choice.prompt],
+            tenant=self.prepared.tenant.name,
         )
         saga = Saga(
             max_tokens=sampling.max_tokens,

@@ -56,8 +56,11 @@ class Frontend:
         return await (self.preparer.chat if chat else self.preparer.completion)(body, model, tenant)
 
     @contextmanager
-    def exchange(self, prepared: Prepared, *, received_s: float, traceparent: str | None = None) -> Iterator[Exchange]:
-        """The request in progress; on any way out of the context nothing of it is left running."""
+    def exchange(
+        self, prepared: Prepared, request_id: str, *, received_s: float, traceparent: str | None = None
+    ) -> Iterator[Exchange]:
+        """The request in progress; on any way out of the context nothing of it is left running. `request_id`: what its
+        client knows it by."""
         text, parent = self.preparer.text, checked(traceparent)
         with self._counted(prepared) as meter:
             exchange = Exchange(
@@ -66,6 +69,7 @@ class Frontend:
                 self.hub,
                 self._deps,
                 self._limits,
+                request_id=request_id,
                 received_s=received_s,
                 traceparent=parent,
                 meter=meter,

@@ -57,7 +57,7 @@ class GenerateEndpoint:
             return
         try:
             parent = header(http.scope, TRACEPARENT)
-            with self._frontend.exchange(prepared, received_s=received_s, traceparent=parent) as exchange:
+            with self._frontend.exchange(prepared, request_id, received_s=received_s, traceparent=parent) as exchange:
                 told = {**headers, **self._frontend.limit_headers(tenant)}
                 await self._answer(exchange, http, request_id, told)
         except Cancelled:

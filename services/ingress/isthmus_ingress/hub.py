@@ -8,6 +8,7 @@ from structlog.typing import FilteringBoundLogger
 
 from isthmus_ingress.driver import RunningSaga
 from isthmus_ingress.last_plan import LastPlan
+from isthmus_ingress.outcomes import OutcomeLog, outcome_of
 from isthmus_ingress.recent import RecentLatencies
 from isthmus_ingress.roster import Roster
 from isthmus_ingress.saga_types import BusBack, Event, WorkerGone
@@ -36,6 +37,7 @@ class Hub:
     ) -> None:
         self.roster = roster
         self.recent = RecentLatencies()
+        self.outcomes = OutcomeLog()
         self.last_plan = LastPlan()
         self.ready = asyncio.Event()
         """Set once everything is subscribed."""
@@ -57,7 +59,9 @@ class Hub:
         self._sagas[saga.work.request_id] = saga
 
     def remove(self, saga: RunningSaga) -> None:
+        """It has ended."""
         self._sagas.pop(saga.work.request_id, None)
+        self.outcomes.add(outcome_of(saga, asyncio.get_running_loop().time()))
 
     async def run(self) -> None:
         async with (

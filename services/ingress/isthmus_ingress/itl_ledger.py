@@ -58,15 +58,18 @@ class ItlLedger:
         self._gaps: deque[float] = deque(maxlen=WINDOW)
         self._seen = 0
         self._median_s = 0.0
-        self._at_s: float | None = None
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+        """When the first and the latest tokens came."""
         self._worker: Incarnation | None = None
         self._step: Facts | None = None
 
     def take(self, at_s: float, tokens: int, worker: Incarnation, step: Facts | None) -> Excursion | None:
         """`tokens` > 0 have come at `at_s`. What was late about them, if anything was."""
-        last_s, last_worker, last_step = self._at_s, self._worker, self._step
-        self._at_s, self._worker, self._step = at_s, worker, step
+        last_s, last_worker, last_step = self.last_s, self._worker, self._step
+        self.last_s, self._worker, self._step = at_s, worker, step
         if last_s is None:
+            self.first_s = at_s
             return None
         gap_s, median_s = at_s - last_s, self._median_s
         itl_s = gap_s / tokens

@@ -100,7 +100,7 @@ class NatsDoor:
                 self._frontend.refused(error)
                 raise
             parent = message.headers.get(HEADER)
-            with self._frontend.exchange(prepared, received_s=received_s, traceparent=parent) as exchange:
+            with self._frontend.exchange(prepared, request_id, received_s=received_s, traceparent=parent) as exchange:
                 await self._answer(exchange, prepared, cancel, reply, request_id)
         except Cancelled as error:
             self._log.info("nats.cancelled", error=error.text)

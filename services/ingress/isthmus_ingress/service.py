@@ -17,6 +17,7 @@ from isthmus_ingress.http import ApiApp
 from isthmus_ingress.http_server import ApiServer, listen
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.nats_door import NatsDoor
+from isthmus_ingress.outcomes import tell
 from isthmus_ingress.prepare import Preparer
 from isthmus_ingress.roster import Roster
 from isthmus_ingress.tenants import Keyring, read_tenants
@@ -71,6 +72,14 @@ class Ingress:
                     serving = service.create_task(self._http(frontend), name="http") if self._serve_http else None
                     beat = self.runtime.heartbeat(subjects.HEARTBEAT_INGRESS, self._heartbeat)
                     background.append(service.create_task(beat, name="heartbeat"))
+                    outcomes = tell(
+                        self.runtime.bus,
+                        self.hub.outcomes,
+                        IngressId(self.config.id),
+                        self.runtime.incarnation,
+                        self.config.heartbeat_interval_s,
+                    )
+                    background.append(service.create_task(outcomes, name="outcomes"))
                     if serving is None:
                         self.listening.set()
                     await self.listening.wait()

@@ -10,10 +10,15 @@ from isthmus_planner.cost.online import LiveCosts, StepCosts, StepEstimator, Ste
 from isthmus_shared.ids import Incarnation
 from isthmus_shared.messages.health import StepSample, WorkerHeartbeat
 
+STEADY_FADE = 0.99
+"""With one step of each beat that is a memory of a minute or so: long enough for contexts to grow in it, so that what a
+token of context costs can be told from what a sequence does, which the latest seconds alone never show."""
+
 
 @dataclass(slots=True)
 class _Learned:
     estimator: StepEstimator
+    steady: StepEstimator
     model: str
     steps_total: int = 0
 
@@ -29,22 +34,37 @@ class Estimates:
     def __len__(self) -> int:
         return len(self._learned)
 
+<<<<<<< HEAD
     def beat(self, beat: WorkerHeartbeat) -> tuple[StepSample, ...]:
         """Learns from the steps that no earlier beat of that life has told, and returns them."""
         learned = self._learned.setdefault(beat.incarnation, _Learned(StepEstimator(self._prior), beat.model))
         if learned.model != beat.model:  # it has loaded another one
             learned.model, learned.estimator = beat.model, StepEstimator(self._prior)
+=======
+    def beat(self, beat: WorkerHeartbeat) -> None:
+        """Learns from the steps that no earlier beat of that life has told."""
+        learned = self._learned.get(beat.incarnation)
+        if learned is None or learned.model != beat.model:  # it is new, or has loaded another model
+            told = 0 if learned is None else learned.steps_total
+            steady = StepEstimator(self._prior, fade=STEADY_FADE)
+            learned = self._learned[beat.incarnation] = _Learned(StepEstimator(self._prior), steady, beat.model, told)
+>>>>>>> main
             self._live.pop(beat.incarnation, None)
         new = beat.load.steps_total - learned.steps_total
         learned.steps_total = beat.load.steps_total
         samples = beat.load.steps if new < 0 else beat.load.steps[max(0, len(beat.load.steps) - new) :]
         for sample in samples:
-            learned.estimator.observe(
-                StepObservation(sample.step_s, sample.decode_sequences, sample.kv_tokens, sample.prefill_tokens)
-            )
+            seen = StepObservation(sample.step_s, sample.decode_sequences, sample.kv_tokens, sample.prefill_tokens)
+            learned.estimator.observe(seen)
+            if sample is samples[-1]:
+                learned.steady.observe(seen)
         if learned.estimator.seen:
             self._live[beat.incarnation] = learned.estimator.live
         return samples
+
+    def steady(self) -> dict[Incarnation, LiveCosts]:
+        """The same over a longer memory: for what lies beyond the present load, such as a full batch."""
+        return {life: learned.steady.live for life, learned in self._learned.items() if learned.steady.seen}
 
     def keep(self, alive: Iterable[Incarnation]) -> None:
         wanted = set(alive)

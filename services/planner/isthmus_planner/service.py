@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from isthmus_planner.config import LeaderPolicy, PlannerConfig
 from isthmus_planner.cost.speeds import prior_costs
 from isthmus_planner.estimates import Estimates
+from isthmus_planner.explaining import answer_explanations
 from isthmus_planner.last_plan import PLAN_EVERY_S, route_plan
 from isthmus_planner.leader.bucket import JetStreamStore
 from isthmus_planner.leader.keeper import LeaseKeeper
@@ -15,7 +17,7 @@ from isthmus_planner.leader.port import Leadership, SetLeader
 from isthmus_planner.prefix.caches import PrefixCaches
 from isthmus_planner.registry import Registry
 from isthmus_planner.roles.loop import RoleLoop
-from isthmus_planner.routing.choose import choose
+from isthmus_planner.routing.explain import Explanations
 from isthmus_planner.routing.refusing import Known
 from isthmus_planner.routing.view import View
 from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError, PayloadTooLarge
@@ -33,6 +35,7 @@ from isthmus_shared.messages.health import (
     WorkerHeartbeat,
     WorkerLost,
 )
+from isthmus_shared.messages.outcomes import Outcome, Outcomes
 from isthmus_shared.messages.prefix import PrefixEvents
 from isthmus_shared.messages.route import RouteReply, RouteRequest
 from isthmus_shared.runtime import ServiceRuntime
@@ -49,6 +52,11 @@ class PlannerService:
         self._policy = runtime.config.policy()
         self._registry = Registry()
         self._seats = View(self._policy)
+        self._explanations = Explanations(runtime.incarnation)
+        self._on_outcome: list[Callable[[Outcome, float], None]] = [
+            self._seats.outcome,
+            lambda outcome, _: self._explanations.outcome(outcome),
+        ]
         self._estimates = Estimates(prior_costs(self._policy.constants))
         self._started_s = self._now_s()
         self._keeper = self._lease_keeper()
@@ -97,6 +105,8 @@ class PlannerService:
                         listening=listening[1],
                     ),
                     rt.heartbeat(subjects.HEARTBEAT_PLANNER, self._beat),
+                    rt.watch(subjects.OUTCOMES, Outcomes, self._on_outcomes),
+                    answer_explanations(rt, self._explanations),
                     rt.watch(subjects.HEARTBEAT_PLANNER, PlannerHeartbeat, self._on_planner),
                     self._sweep(),
                     self._publish_plans(),
@@ -114,12 +124,13 @@ class PlannerService:
         self._roles.routed(request)
         metrics = self._runtime.metrics
         try:
-            choice = choose(request, self._seats, self._known, self._runtime.incarnation, now_s, self._caches.index)
+            choice = self._explanations.choose(request, self._seats, self._known, now_s, self._caches.index)
         except IsthmusError as error:
             metrics.routes.labels("none", error.code).inc()
             self._runtime.log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
             return RouteReply(fault=error.to_fault())
         self._seats.commit(choice, now_s)
+        self._explanations.committed(request.request_id)
         route = choice.route
         self._routes += 1
         metrics.routes.labels(route.mode.value, "ok").inc()
@@ -170,6 +181,12 @@ class PlannerService:
 
     async def _on_ingress(self, beat: IngressHeartbeat) -> None:
         self._registry.ingress_beat(beat, self._now_s())
+
+    async def _on_outcomes(self, message: Outcomes) -> None:
+        now_s = self._now_s()
+        for outcome in message.outcomes:
+            for take in self._on_outcome:
+                take(outcome, now_s)
 
     async def _on_planner(self, beat: PlannerHeartbeat) -> None:
         self._registry.planner_beat(beat, self._now_s())

@@ -16,7 +16,7 @@ from isthmus_shared.engines.config import EngineConfig, EngineKind, SimConfig
 from isthmus_shared.engines.port import EngineRequest
 from isthmus_shared.engines.sim import SimRunner
 from isthmus_shared.errors import IsthmusError
-from isthmus_shared.ids import RequestId
+from isthmus_shared.ids import RequestId, new_id
 from isthmus_shared.messages.work import FinishReason, SamplingParams
 from isthmus_sim.loop import world_loop
 from isthmus_sim.services import EOS_CHANCE, MODEL, REQUEST_TIMEOUT_S
@@ -52,6 +52,8 @@ class Outcome:
     finish: str | None = None
     error: IsthmusError | None = None
     began_s: float = 0.0
+    first_s: float | None = None
+    """Its first token."""
     left_s: float | None = None
     ended_s: float | None = None
     crashed: bool = False
@@ -91,10 +93,10 @@ def draw(rng: random.Random, seed: int, requests: int, *, over_s: float) -> list
     return sorted(asks, key=lambda ask: ask.at_s)
 
 
-async def answers_of_one_engine(asks: list[Ask]) -> dict[str, tuple[list[int], str]]:
+async def answers_of_one_engine(asks: list[Ask], *, eos_chance: float = EOS_CHANCE) -> dict[str, tuple[list[int], str]]:
     """What a single aggregated engine gives for each: its tokens and how it ended."""
     config = EngineConfig(
-        kind=EngineKind.SIM, model_name=MODEL, kv_blocks=4096, max_waiting=4096, sim=SimConfig(eos_chance=EOS_CHANCE)
+        kind=EngineKind.SIM, model_name=MODEL, kv_blocks=4096, max_waiting=4096, sim=SimConfig(eos_chance=eos_chance)
     )
     engine = BatchingEngine(SimRunner(config), config)
     await engine.start()
@@ -122,7 +124,8 @@ async def serve(frontend: Frontend, outcome: Outcome, *, traceparent: str | None
     leaving: asyncio.TimerHandle | None = None
     try:
         prepared = await frontend.prepare(_body(ask), chat=False, tenant=frontend.keyring.tenant_of(None))
-        with frontend.exchange(prepared, received_s=world.time(), traceparent=traceparent) as exchange:
+        name = new_id("req")
+        with frontend.exchange(prepared, name, received_s=world.time(), traceparent=traceparent) as exchange:
 
             def leave() -> None:
                 if outcome.left_s is None:
@@ -137,6 +140,7 @@ async def serve(frontend: Frontend, outcome: Outcome, *, traceparent: str | None
             while not exchange.finished:
                 for _, update in await exchange.updates():
                     if hasattr(update, "token_ids"):
+                        outcome.first_s = world.world_s if outcome.first_s is None else outcome.first_s
                         outcome.tokens += update.token_ids
                     else:
                         outcome.finish = update.reason

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models
@@ -103,7 +105,20 @@ class FencedRole:
 
 
 class Worker(Service):
-    def __init__(self, world: World, name: str, role: Role, node: Relay, *, kv_layout: str, kv_blocks: int) -> None:
+    """`able`: roles that may be assigned to it beside its own. `settings`: of its `WorkerConfig`, beside these."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        role: Role,
+        node: Relay,
+        *,
+        kv_layout: str,
+        kv_blocks: int,
+        able: tuple[Role, ...] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(world, name)
         self.node = node
         self.host: WorkerHost | None = None
@@ -111,16 +126,18 @@ class Worker(Service):
         self.runner: SlowableRunner | None = None
         self._role = role
         self._link: SimLink | None = None
-        self._config = WorkerConfig(
-            id=WorkerId(name),
-            node_id=node.node_id,
-            kind=EngineKind.SIM,
-            model_name=MODEL,
-            kv_layout=kv_layout,
-            kv_blocks=kv_blocks,
-            sim_eos_chance=EOS_CHANCE,
-            staging_wait_s=STAGING_WAIT_S,
-        )
+        self._able = able
+        given: dict[str, Any] = {
+            "id": WorkerId(name),
+            "node_id": node.node_id,
+            "kind": EngineKind.SIM,
+            "model_name": MODEL,
+            "kv_layout": kv_layout,
+            "kv_blocks": kv_blocks,
+            "sim_eos_chance": EOS_CHANCE,
+            "staging_wait_s": STAGING_WAIT_S,
+        }
+        self._config = WorkerConfig(**(given | dict(settings or {})))
 
     async def crash(self) -> None:
         """Its relay sees its connection close, and says so."""
@@ -145,7 +162,6 @@ class Worker(Service):
             engine_config = config.engine_config()
             runner = SlowableRunner(SimRunner(engine_config))
             engine = BatchingEngine(runner, engine_config)
-            role = PrefillRole(config.staging_wait_s) if self._role is Role.PREFILL else DecodeRole()
             me = WorkerRef(worker_id=config.id, incarnation=incarnation, node_id=config.node_id)
 
             async def connect() -> SimLink:
@@ -156,14 +172,26 @@ class Worker(Service):
                     self._link = link
                 return link
 
-            host = WorkerHost(runtime, engine, connect, [FencedRole(role, self.world)])
+            own, able = self._handlers(self._role), [self._handlers(role) for role in self._able]
+            host = WorkerHost(runtime, engine, connect, [own], able=able)
             self.host, self.engine, self.runner, self.runtime = host, engine, runner, runtime
             await host.run()
 
+    def _handlers(self, role: Role) -> RoleHandlers:
+        inner = PrefillRole(self._config.staging_wait_s) if role is Role.PREFILL else DecodeRole()
+        return FencedRole(inner, self.world)
+
 
 class Planner(Service):
+    """`settings`: of its `PlannerConfig`, in place of tight deadlines that suit faults."""
+
+    def __init__(self, world: World, name: str, settings: Mapping[str, Any] | None = None) -> None:
+        super().__init__(world, name)
+        tight = {"ttft_floor_s": 3.0, "transfer_floor_s": 1.0, "stall_floor_s": 1.5}
+        self._config = PlannerConfig.model_validate(tight if settings is None else settings)
+
     async def _main(self, bus: SimBus, life: Life) -> None:
-        config = PlannerConfig(ttft_floor_s=3.0, transfer_floor_s=1.0, stall_floor_s=1.5)
+        config = self._config
         runtime = ServiceRuntime(
             "planner",
             config,
@@ -181,8 +209,9 @@ class Planner(Service):
 class SimIngress(Service):
     """The ingress without its HTTP door; clients enter below it, where both doors meet."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, settings: Mapping[str, Any] | None = None) -> None:
         super().__init__(world, name)
+        self._settings = {"request_timeout_s": REQUEST_TIMEOUT_S, "max_in_flight": 256, **(settings or {})}
         self.frontend: Frontend | None = None
         self.hub: Hub | None = None
 
@@ -192,13 +221,7 @@ class SimIngress(Service):
 
     async def _main(self, bus: SimBus, life: Life) -> None:
         config = IngressConfig.model_validate(
-            {
-                "id": self.name,
-                "model": "unused",
-                "model_name": MODEL,
-                "request_timeout_s": REQUEST_TIMEOUT_S,
-                "max_in_flight": 256,
-            }
+            {"id": self.name, "model": "unused", "model_name": MODEL, **self._settings}
         )
         runtime = ServiceRuntime(
             "ingress",

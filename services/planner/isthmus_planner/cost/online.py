@@ -87,8 +87,9 @@ class LiveCosts:
 class StepEstimator:
     """One worker's. Its state has a fixed size."""
 
-    def __init__(self, prior: StepCosts) -> None:
+    def __init__(self, prior: StepCosts, *, fade: float = FADE) -> None:
         """Every cost of the prior is positive: it is the unit in which the cost is learned."""
+        self._kept = fade
         self._unit = (prior.base_s, prior.per_sequence_s, prior.per_kv_token_s, prior.per_prefill_token_s)
         assert all(value > 0 for value in self._unit), "a cost that is 0 could never be learned"
         self._information = [[0.0] * TERMS for _ in range(TERMS)]
@@ -161,7 +162,7 @@ class StepEstimator:
 
     def _learn(self, shares: Sequence[float]) -> None:
         """`shares · ratios = 1`, give or take `NOISE`."""
-        self._fade(FADE)
+        self._fade(self._kept)
         weight = 1.0 / NOISE**2
         for i, at_i in enumerate(shares):
             self._score[i] += weight * at_i

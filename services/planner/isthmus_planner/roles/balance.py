@@ -23,6 +23,8 @@ from isthmus_planner.roles.split import best_split, covers, current, toward
 from isthmus_shared.ids import Incarnation, WorkerId
 from isthmus_shared.messages.health import Role
 
+SWAP_HOLDS = 3
+"""Times as long must workers have stood the wrong way round before two are exchanged."""
 PLAIN = Mix(rate_per_s=0.0, kinds=(Kind(isl_tokens=1024, cached_tokens=0, osl_tokens=256, weight=1.0),))
 """What is divided for while nobody has asked for anything."""
 
@@ -31,12 +33,15 @@ PLAIN = Mix(rate_per_s=0.0, kinds=(Kind(isl_tokens=1024, cached_tokens=0, osl_to
 class BalancePolicy:
     least_gain: float = 0.10
     """Of the requests served; less is not worth a change."""
+    swap_gain: float = 0.30
+    """The same where workers change in both directions: that rests on how two of them differ, which is known less well,
+    and its first half is most often one for the worse."""
     hold_s: float = 8.0
-    """So long the wish must have lasted, in one direction."""
+    """So long the wish must have lasted, in one direction; half of that without it ends it (rates are noisy)."""
     dwell_s: float = 60.0
     """Between two changes of one worker, and between changes of a model in opposite directions."""
     max_dwell_s: float = 1920.0
-    headroom: float = 1.3
+    headroom: float = 1.5
     """Capacity beyond so many times what arrives is of no use: with less load than that nothing is changed."""
     switch_s: float = 10.0
     """Of a worker's time that a change costs: it ends what it has and fills anew."""
@@ -112,6 +117,7 @@ class Balancer:
     _pending: _Pending | None = None
     _leaning: int = 0
     _since_s: float = 0.0
+    _wished_s: float = 0.0
     _uncovered_s: float | None = None
     _changed_s: dict[WorkerId, float] = field(default_factory=dict)
     _regret: dict[WorkerId, tuple[float, float]] = field(default_factory=dict)
@@ -161,18 +167,26 @@ class Balancer:
         now, best = capacity(of_each, roles), capacity(of_each, wanted)
         direction = _direction(roles, wanted)
         if wanted == roles or not self._pays(now.per_s, best.per_s, roles, wanted, of_each, mix):
-            self._leaning = 0
+            if now_s - self._wished_s > self.policy.hold_s / 2:
+                self._leaning = 0
             return None
+        self._wished_s = now_s
         if self._leaning != _lean(direction):
             self._leaning, self._since_s = _lean(direction), now_s
-        if now_s - self._since_s < self.policy.hold_s or self._too_soon(direction, now_s):
+        swap, free = _is_swap(roles, wanted), self._free(workers, now_s)
+        hold_s = self.policy.hold_s * (SWAP_HOLDS if swap else 1)
+        if now_s - self._since_s < hold_s or self._too_soon(direction, now_s):
             return None
-        found = toward(workers, of_each, wanted, self._free(workers, now_s))
+        if swap and not free.issuperset(key for key, has in wanted.items() if has != roles[key]):
+            return None
+        found = toward(workers, of_each, wanted, free)
         if found is None:
             return None
         worker_id, then = found
-        if then.per_s <= now.per_s and not _is_swap(roles, wanted):
+        if then.per_s <= now.per_s and not swap:
             return None
+        if not swap:
+            self._note_direction(direction, now_s)
         return self._begin(worker_id, workers, wanted[worker_id], Why.DEMAND, now.per_s, then.per_s, mix, itl_s, now_s)
 
     def _pays(
@@ -188,7 +202,8 @@ class Balancer:
         policy = self.policy
         useful = policy.headroom * mix.rate_per_s
         served, better = min(now_per_s, useful), min(best_per_s, useful)
-        if better < served * (1 + policy.least_gain) or better <= 0:
+        least = policy.swap_gain if _is_swap(roles, wanted) else policy.least_gain
+        if better < served * (1 + least) or better <= 0:
             return False
         lost_per_s = sum(
             served - min(capacity(of_each, {**roles, key: frozenset()}).per_s, useful)
@@ -227,8 +242,6 @@ class Balancer:
         change = Change(worker_id, worker.incarnation, roles, was, why, now_s, before_per_s, after_per_s, mix, itl_s)
         self._pending = _Pending(change)
         self._changed_s[worker_id] = now_s
-        if why is Why.DEMAND:
-            self._note_direction(_sign(was, roles), now_s)
         return change
 
     # -- a change under way

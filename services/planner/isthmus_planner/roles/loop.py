@@ -124,7 +124,7 @@ class RoleLoop:
         await self._publish_rates(found)
 
     def _pools(self) -> list[Pool]:
-        now_s, learned = _now_s(), self._estimates.live()
+        now_s, learned = _now_s(), self._estimates.steady()
         replicas = max(1, sum(now_s - at_s < PLANNER_LOST_S for at_s in self._planners.values()))
         self._planners = {life: at_s for life, at_s in self._planners.items() if now_s - at_s < PLANNER_LOST_S}
         found = []

@@ -18,7 +18,7 @@ from isthmus_planner.routing.seat import Seat
 from isthmus_planner.routing.types import CachedTokens, Choice
 from isthmus_planner.routing.view import View
 from isthmus_shared.errors import IsthmusError
-from isthmus_shared.ids import Incarnation, RequestId
+from isthmus_shared.ids import Incarnation, RequestId, asked_as
 from isthmus_shared.messages.health import WorkerHeartbeat
 from isthmus_shared.messages.outcomes import MAX_CANDIDATES, Candidate, Explanation, Outcome
 from isthmus_shared.messages.route import Mode, RouteRequest
@@ -26,6 +26,8 @@ from isthmus_shared.messages.route import Mode, RouteRequest
 KEPT_REQUESTS = 4096
 KEPT_ROUTES = 8
 """Of one request, the latest: it is routed anew after each failure, and again and again while it waits in line."""
+MAX_TOLD = 8
+"""In one answer: the latest."""
 KEPT_LIVES = 8192
 """Heartbeats that notes refer to, one a life; beyond it new notes begin to keep their own."""
 
@@ -56,9 +58,11 @@ class _Kept:
 
 
 class Explanations:
-    def __init__(self, planner: Incarnation) -> None:
-        self._planner = planner
+    def __init__(self, planner: Incarnation, *, keep: int = KEPT_REQUESTS) -> None:
+        self._planner, self._keep = planner, keep
         self._kept: OrderedDict[RequestId, _Kept] = OrderedDict()
+        self._by_client: dict[str, set[RequestId]] = {}
+        """What clients know them by; one of several choices, or one that was used again, is several."""
         self._beats: dict[Incarnation, WorkerHeartbeat] = {}
 
     def __len__(self) -> int:
@@ -100,14 +104,15 @@ class Explanations:
             kept.outcome = outcome
 
     def of(self, request: RequestId, now_s: float) -> tuple[Explanation, ...]:
-        """One for each time that it was routed, oldest first; none if it is not known here, or no longer."""
-        kept = self._kept.get(request)
-        if kept is None:
-            return ()
-        last = len(kept.routes) - 1
+        """One for each time that it was routed, oldest first; none if it is not known here, or no longer.
+
+        `request`: of one choice, or what its client knows it by (then of all its choices, the latest ones).
+        """
+        wanted = {request} if request in self._kept else self._by_client.get(request, set())
+        found = [(routed, each, kept) for each in wanted for kept in (self._kept[each],) for routed in kept.routes]
         return tuple(
-            self._told(request, routed, kept.outcome if index == last else None, now_s)
-            for index, routed in enumerate(kept.routes)
+            self._told(each, routed, kept.outcome if routed is kept.routes[-1] else None, now_s)
+            for routed, each, kept in sorted(found, key=lambda one: one[0].at_s)[-MAX_TOLD:]
         )
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -130,12 +135,21 @@ class Explanations:
         kept = self._kept.get(request.request_id)
         if kept is None:
             kept = self._kept[request.request_id] = _Kept()
-            while len(self._kept) > KEPT_REQUESTS:
-                self._kept.popitem(last=False)
+            self._by_client.setdefault(asked_as(request.request_id), set()).add(request.request_id)
+            if len(self._kept) > self._keep:
+                self._forget_oldest()
         if kept.routes and not kept.routes[-1].final:
             kept.routes.pop()
         kept.routes.append(routed)
         del kept.routes[:-KEPT_ROUTES]
+
+    def _forget_oldest(self) -> None:
+        request, _ = self._kept.popitem(last=False)
+        client = asked_as(request)
+        same = self._by_client[client]
+        same.discard(request)
+        if not same:
+            del self._by_client[client]
 
     def _beat_of(self, seat: Seat) -> WorkerHeartbeat:
         known = self._beats.get(seat.beat.incarnation)

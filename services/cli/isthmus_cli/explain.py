@@ -1,0 +1,139 @@
+"""`isthmus explain`: why a request went where it went, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from isthmus_cli.status import CONNECT_S, in_ms, new_table
+from isthmus_shared.bus.nats import NatsBus
+from isthmus_shared.bus.port import Bus, Subscription
+from isthmus_shared.errors import InvalidRequest, NoResponders
+from isthmus_shared.ids import RequestId
+from isthmus_shared.messages import subjects
+from isthmus_shared.messages.outcomes import Candidate, ExplainReply, ExplainRequest, Explanation, Outcome
+from isthmus_shared.messages.route import Prediction
+
+ANSWER_S = 1.0
+"""For the first planner that knows the request: they answer out of memory."""
+OTHERS_S = 0.2
+"""And for the others, after it: a request that was planned anew may have been routed by several."""
+
+
+async def fetch(bus_url: str, request: str) -> list[Explanation]:
+    """Oldest first. Raises `NoResponders` without a planner, `InvalidRequest` when none knows the request."""
+    bus = await NatsBus.connect(bus_url, name="isthmus explain", timeout_s=CONNECT_S)
+    async with bus:
+        return await ask(bus, request)
+
+
+async def ask(bus: Bus, request: str, *, answer_s: float = ANSWER_S, others_s: float = OTHERS_S) -> list[Explanation]:
+    found: list[Explanation] = []
+    question = ExplainRequest(request_id=RequestId(request)).encode()
+    inbox = bus.new_inbox()
+    async with bus.subscribe(inbox) as answers:
+        await bus.publish(subjects.EXPLAIN, question, reply=inbox)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(answer_s) as bound:
+                await _collect(answers, found, bound, others_s)
+    if not found:
+        raise InvalidRequest(
+            f"no planner knows the request {request!r}",
+            why="they keep the latest 4096 that they have routed, and only while they live",
+            todo="give the id of the answer's x-request-id header, soon after the request",
+            param="request_id",
+        )
+    return sorted(found, key=lambda each: -each.age_s)
+
+
+async def _collect(answers: Subscription, found: list[Explanation], bound: asyncio.Timeout, others_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    async for message in answers:
+        if not message.data and message.headers.get("Status") == "503":
+            raise NoResponders("no planner is there to be asked", todo="see `isthmus status`")
+        found.extend(ExplainReply.decode(message.data).explanations)
+        bound.reschedule(loop.time() + others_s)
+
+
+def as_fields(explanations: list[Explanation]) -> dict[str, Any]:
+    return {"explanations": [each.model_dump(mode="json") for each in explanations]}
+
+
+def shown(explanations: list[Explanation]) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for number, each in enumerate(explanations, 1):
+        parts += _explanation(each, f"route {number} of {len(explanations)}" if len(explanations) > 1 else "route")
+    return parts
+
+
+def _explanation(each: Explanation, title: str) -> list[RenderableType]:
+    facts = [
+        f"{title} of {each.request_id}, {each.age_s:.1f} s ago, by planner {each.planner}",
+        f"{each.isl_tokens} prompt tokens, at most {each.max_osl_tokens} of answer",
+    ]
+    if each.tenant:
+        facts.append(f"tenant {each.tenant}")
+    if each.slo_class:
+        facts.append(f"class {each.slo_class}")
+    if each.waited_s:
+        facts.append(f"waited {in_ms(each.waited_s)} in line")
+    parts: list[RenderableType] = [Text("; ".join(facts))]
+    if each.candidates:
+        parts.append(_candidates(each))
+    if each.not_shown:
+        parts.append(Text(f"{each.not_shown} more were weighed and are worse"))
+    if each.refusals:
+        told = ", ".join(f"{count} x {reason}" for reason, count in sorted(each.refusals.items()))
+        parts.append(Text(f"left out: {told}"))
+    parts.append(Text.assemble(("refused: " if each.chosen is None else "why: ", "bold"), each.why))
+    if each.outcome is not None:
+        parts.append(_outcome(each.outcome, None if each.chosen is None else each.chosen.predicted))
+    elif each.chosen is not None:
+        parts.append(Text("no outcome yet, or this was not its last attempt"))
+    return parts
+
+
+def _candidates(each: Explanation) -> Table:
+    names = list(dict.fromkeys(name for candidate in each.candidates for name in candidate.scores))
+    made = new_table(
+        "candidates", "", "prefill", "decode", "TTFT p50", "p90", "ITL", "cached", "crossing", "score", *names
+    )
+    for candidate in each.candidates:
+        made.add_row(
+            "→" if candidate == each.chosen else "",
+            "(same)" if candidate.prefill is None else candidate.prefill.worker_id,
+            candidate.decode.worker_id,
+            *_predicted(candidate),
+            in_ms(sum(candidate.scores.values())),
+            *(in_ms(candidate.scores[name]) if candidate.scores.get(name) else "" for name in names),
+        )
+    return made
+
+
+def _predicted(candidate: Candidate) -> tuple[str, str, str, str, str]:
+    predicted = candidate.predicted
+    if predicted is None:
+        return ("–",) * 5
+    crossing = "" if predicted.transfer_s is None else in_ms(predicted.transfer_s)
+    cached = str(predicted.cached_tokens) if predicted.cached_tokens else ""
+    return in_ms(predicted.ttft_p50_s), in_ms(predicted.ttft_p90_s), in_ms(predicted.itl_p50_s), cached, crossing
+
+
+def _outcome(outcome: Outcome, predicted: Prediction | None) -> Table:
+    made = new_table("what happened", "", "predicted", "actual", "off by")
+    pairs = [
+        ("TTFT", None if predicted is None else predicted.ttft_p50_s, outcome.ttft_s),
+        ("ITL, mean", None if predicted is None else predicted.itl_p50_s, outcome.itl_s),
+    ]
+    for name, expected_s, actual_s in pairs:
+        off = f"{expected_s / actual_s - 1:+.0%}" if expected_s is not None and actual_s else "–"
+        made.add_row(name, *("–" if each is None else in_ms(each) for each in (expected_s, actual_s)), off)
+    made.add_row("whole answer", "", in_ms(outcome.e2el_s), "")
+    made.add_row("end", "", f"{outcome.finish or 'left'} after {outcome.osl_tokens} tokens", "")
+    made.add_row("attempts", "", str(outcome.attempts), "")
+    return made

@@ -1,0 +1,78 @@
+"""What became of requests, kept until the next beat tells the planners."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from isthmus_ingress.driver import RunningSaga
+from isthmus_shared.bus.port import Bus
+from isthmus_shared.errors import BusDisconnected
+from isthmus_shared.ids import Incarnation, IngressId
+from isthmus_shared.messages import subjects
+from isthmus_shared.messages.outcomes import MAX_OUTCOMES, Outcome, Outcomes
+
+PER_MESSAGE = min(256, MAX_OUTCOMES)
+"""Some 80 kB, and 300 kB with the longest ids that clients may give: within every bus' limit for a message."""
+MAX_WAITING = 8 * MAX_OUTCOMES
+"""Beyond it the oldest are dropped: planners have less to learn from, nothing else. 16,000 ends a second at the default
+beat, or a minute without a bus at 130 a second."""
+
+
+class OutcomeLog:
+    def __init__(self) -> None:
+        self._waiting: deque[Outcome] = deque(maxlen=MAX_WAITING)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, outcome: Outcome) -> None:
+        self._waiting.append(outcome)
+
+    def take(self) -> tuple[Outcome, ...]:
+        """As many as fit into a message, oldest first."""
+        return tuple(self._waiting.popleft() for _ in range(min(PER_MESSAGE, len(self._waiting))))
+
+    def put_back(self, outcomes: tuple[Outcome, ...]) -> None:
+        """What could not be told now; the oldest of it goes first where there is no room."""
+        room = MAX_WAITING - len(self._waiting)
+        self._waiting.extendleft(reversed(outcomes[max(0, len(outcomes) - room) :]))
+
+
+def outcome_of(saga: RunningSaga, now_s: float) -> Outcome:
+    """Of a saga that has just ended."""
+    work, route, end = saga.work, saga.route, saga.ended
+    tokens, first_s, last_s = len(saga.saga.output), saga.ledger.first_s, saga.ledger.last_s
+    finish = "" if end is None else end.error.code if end.error is not None else (end.finish or "")
+    return Outcome(
+        request_id=work.request_id,
+        model=work.model,
+        tenant=work.tenant,
+        slo_class="" if work.slo is None else work.slo.name,
+        mode=None if route is None else route.mode,
+        prefill=None if route is None else route.prefill,
+        decode=None if route is None else route.decode,
+        isl_tokens=len(work.prompt),
+        osl_tokens=tokens,
+        cached_tokens=saga.cached_tokens,
+        queued_s=max(0.0, (now_s if saga.routed_s is None else saga.routed_s) - saga.begun_s),
+        ttft_s=None if first_s is None else first_s - saga.begun_s,
+        itl_s=None if first_s is None or last_s is None or tokens < 2 else (last_s - first_s) / (tokens - 1),
+        e2el_s=now_s - saga.begun_s,
+        predicted=None if route is None else route.predicted,
+        attempts=saga.saga.attempts,
+        finish=finish,
+    )
+
+
+async def tell(bus: Bus, log: OutcomeLog, ingress_id: IngressId, life: Incarnation, interval_s: float) -> None:
+    """Until cancelled. What the bus did not take waits for the next beat, within the log's bound."""
+    while True:
+        await asyncio.sleep(interval_s)
+        while outcomes := log.take():
+            message = Outcomes(ingress_id=ingress_id, ingress=life, outcomes=outcomes)
+            try:
+                await bus.publish(subjects.OUTCOMES, message.encode())
+            except BusDisconnected:
+                log.put_back(outcomes)
+                break

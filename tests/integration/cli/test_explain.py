@@ -1,0 +1,106 @@
+"""`isthmus explain` with a planner on a bus: it is asked, it answers, and it learns what became of the request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from rich.console import Console
+
+from isthmus_cli import explain
+from isthmus_cli.shapes import SHAPES
+from isthmus_planner.config import PlannerConfig
+from isthmus_planner.service import PlannerService
+from isthmus_shared.bus.memory import MemoryBroker
+from isthmus_shared.bus.port import Bus
+from isthmus_shared.bus.server import EmbeddedNats
+from isthmus_shared.errors import InvalidRequest, NoResponders
+from isthmus_shared.ids import Incarnation, IngressId, RequestId
+from isthmus_shared.messages import subjects
+from isthmus_shared.messages.health import ProcessState, Role
+from isthmus_shared.messages.outcomes import Explanation, Outcome, Outcomes
+from isthmus_shared.messages.route import RouteReply
+from isthmus_shared.service import ServiceRuntime
+from isthmus_testing.clusters import ask as a_request
+from isthmus_testing.clusters import worker
+from isthmus_testing.waiting import eventually
+
+WAIT_S = 30.0
+
+
+@asynccontextmanager
+async def planner(broker: MemoryBroker) -> AsyncIterator[Bus]:
+    """A planner that knows two workers."""
+    bus = broker.client()
+    runtime = ServiceRuntime("planner", PlannerConfig(), bus=broker.client(), serve_http=False)
+    async with runtime, asyncio.TaskGroup() as tasks:
+        tasks.create_task(PlannerService(runtime).run())
+        await eventually(lambda: runtime.state is ProcessState.READY)
+        for beat in (worker("p", Role.PREFILL), worker("d", Role.DECODE)):
+            await bus.publish(subjects.HEARTBEAT_WORKER, beat.encode())
+        yield bus
+        runtime.stopping.set()
+
+
+async def route(bus: Bus, name: str) -> RouteReply:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            answer = await bus.request(subjects.ROUTE, a_request(100, name=name).encode(), timeout_s=WAIT_S)
+            reply = RouteReply.decode(answer.data)
+            if reply.route is not None:
+                return reply
+            await bus.wait_connected()
+
+
+async def told(bus: Bus, name: str, *, with_outcome: bool) -> list[Explanation]:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            found = await explain.ask(bus, name, answer_s=WAIT_S, others_s=0.05)
+            if not with_outcome or found[-1].outcome is not None:
+                return found
+
+
+async def test_a_route_is_explained_and_afterwards_what_happened() -> None:
+    async with planner(MemoryBroker()) as bus:
+        reply = await route(bus, "mine~1")
+        assert reply.route is not None
+        (before,) = await told(bus, "mine", with_outcome=False)
+        assert before.chosen is not None
+        assert before.chosen.predicted == reply.route.predicted
+        assert before.outcome is None
+        outcome = Outcome(
+            request_id=RequestId("mine~1"),
+            model="demo",
+            isl_tokens=100,
+            osl_tokens=16,
+            ttft_s=0.1,
+            itl_s=0.01,
+            e2el_s=0.25,
+            finish="length",
+        )
+        message = Outcomes(ingress_id=IngressId("i"), ingress=Incarnation("l"), outcomes=(outcome,))
+        await bus.publish(subjects.OUTCOMES, message.encode())
+        found = await told(bus, "mine", with_outcome=True)
+        assert found[-1].outcome == outcome
+    assert SHAPES["explain"].problems(json.loads(json.dumps(explain.as_fields(found)))) == []
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(*explain.shown(found), sep="\n")
+    text = captured.get()
+    for expected in ("mine~1", "100 prompt tokens", "length after 16 tokens", "it was the only one", "100 ms"):
+        assert expected in text
+
+
+async def test_an_unknown_request_is_an_error_that_says_what_to_do() -> None:
+    async with planner(MemoryBroker()) as bus:
+        with pytest.raises(InvalidRequest, match="no planner knows the request 'nobody'") as caught:
+            await explain.ask(bus, "nobody", answer_s=0.2)
+    assert "x-request-id" in caught.value.todo
+
+
+async def test_without_a_planner_that_is_said_at_once(nats_server: EmbeddedNats) -> None:
+    with pytest.raises(NoResponders):
+        await explain.fetch(nats_server.url, "mine")

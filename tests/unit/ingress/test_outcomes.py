@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from isthmus_ingress.outcomes import MAX_WAITING, PER_MESSAGE, OutcomeLog, tell
+from isthmus_shared.bus.memory import MemoryBroker
+from isthmus_shared.ids import Incarnation, IngressId, RequestId
+from isthmus_shared.messages import subjects
+from isthmus_shared.messages.outcomes import Outcome, Outcomes
+
+
+class WatchedLog(OutcomeLog):
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = asyncio.Event()
+
+    def put_back(self, outcomes: tuple[Outcome, ...]) -> None:
+        super().put_back(outcomes)
+        self.refused.set()
+
+
+def outcome(number: int) -> Outcome:
+    return Outcome(request_id=RequestId(f"r{number}"), model="m", isl_tokens=1, osl_tokens=1, e2el_s=1.0)
+
+
+def names(outcomes: tuple[Outcome, ...]) -> list[str]:
+    return [each.request_id for each in outcomes]
+
+
+def test_outcomes_are_told_oldest_first_and_a_message_at_a_time() -> None:
+    log = OutcomeLog()
+    for number in range(PER_MESSAGE + 2):
+        log.add(outcome(number))
+    assert names(log.take())[:2] == ["r0", "r1"]
+    assert names(log.take()) == [f"r{PER_MESSAGE}", f"r{PER_MESSAGE + 1}"]
+    assert log.take() == ()
+
+
+def test_without_a_reader_the_oldest_are_dropped() -> None:
+    log = OutcomeLog()
+    for number in range(MAX_WAITING + 3):
+        log.add(outcome(number))
+    assert len(log) == MAX_WAITING
+    assert names(log.take())[0] == "r3"
+
+
+@pytest.mark.parametrize("waiting", [1, MAX_WAITING - 1])
+def test_what_could_not_be_told_goes_first_the_next_time_as_far_as_there_is_room(waiting: int) -> None:
+    log = OutcomeLog()
+    log.add(outcome(0))
+    log.add(outcome(1))
+    taken = log.take()
+    for number in range(waiting):
+        log.add(outcome(2 + number))
+    log.put_back(taken)
+    assert len(log) == min(MAX_WAITING, waiting + 2)
+    assert names(log.take())[:2] == (["r0", "r1"] if waiting == 1 else ["r1", "r2"])
+
+
+async def test_each_beat_tells_what_has_ended_and_a_broken_bus_loses_none() -> None:
+    broker, log = MemoryBroker(), WatchedLog()
+    sender, listener = broker.client(), broker.client()
+    async with listener.subscribe(subjects.OUTCOMES) as heard, asyncio.TaskGroup() as tasks:
+        for number in range(PER_MESSAGE + 1):
+            log.add(outcome(number))
+        sender.disconnect()
+        task = tasks.create_task(tell(sender, log, IngressId("i"), Incarnation("life"), 0.01))
+        async with asyncio.timeout(30):
+            await log.refused.wait()
+        sender.reconnect()
+        got: list[str] = []
+        async with asyncio.timeout(30):
+            async for message in heard:
+                told = Outcomes.decode(message.data)
+                assert told.ingress == "life"
+                got += names(told.outcomes)
+                if len(got) > PER_MESSAGE:
+                    break
+        task.cancel()
+    assert got == [f"r{number}" for number in range(PER_MESSAGE + 1)]
