@@ -36,7 +36,7 @@ from isthmus_ingress.saga_types import (
 )
 from isthmus_shared.bus.port import Bus
 from isthmus_shared.errors import DeadlineExceeded, IsthmusError, NoResponders, ProtocolViolation
-from isthmus_shared.ids import Incarnation, RequestId, TransferId
+from isthmus_shared.ids import Generation, Incarnation, RequestId, TransferId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.quick import Facts, QuickEvent
@@ -59,8 +59,16 @@ E = TypeVar("E", AskRoute, Submit, Start, SendCancel)
 ROUTE_TIMEOUT_S = 1.0
 """The planner answers out of its memory. Two tries of it fit in the 3 s within which a client learns that there is
 no planner."""
+ROUTE_HOLD_S = 1.0
+"""How long a planner may hold an ask that waits in line: short, so that its death costs no more than this."""
+LEAST_WAIT_S = 0.05
+"""Less is no wait in line, but the way there."""
 WORKER_TIMEOUT_S = 5.0
 """For a submit or a start to be answered: workers answer at once, before they compute anything."""
+
+
+class _GivenUp(Exception):
+    """The request has ended while it waited for a route."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +264,14 @@ class RunningSaga:
             exclude=effect.exclude,
             prefix=self.work.prefix,
             tenant=self.work.tenant,
-            slo=self.work.slo,
+            slo=self.work.slo if self.saga.attempts == 0 else None,  # what it was promised is late anyway then
         )
         span = self._deps.tracing.begin("route", self._attempt.traceparent)
         try:
-            route = await self._route(request, span)
+            route = await self._route(request, span, effect.generation)
+        except _GivenUp:
+            span.end(error="given_up")
+            return
         except IsthmusError as error:
             span.end(error=error.code)
             self.feed(RouteFailed(effect.generation, error))
@@ -271,8 +282,22 @@ class RunningSaga:
             self.routed_s = self._loop.time()
         self.feed(Routed(effect.generation, route))
 
-    async def _route(self, request: RouteRequest, span: Span) -> Route:
-        """The planner's answer; while there is no planner, by the last plan."""
+    async def _route(self, request: RouteRequest, span: Span, generation: Generation) -> Route:
+        """The planner's answer, whose line it may have to wait in; while there is no planner, by the last plan."""
+        hold_s = 0.0 if request.slo is None else ROUTE_HOLD_S
+        while True:
+            # By what it has waited, any planner that is asked knows its place in line.
+            waited_s = self._loop.time() - self.begun_s
+            held = {"waited_s": waited_s if waited_s >= LEAST_WAIT_S else 0.0, "patience_s": hold_s}
+            route = await self._ask(request.model_copy(update=held) if hold_s else request, span)
+            hold_s = ROUTE_HOLD_S
+            if route is not None:
+                return route
+            if self.saga.over or self.saga.generation != generation:
+                raise _GivenUp
+
+    async def _ask(self, request: RouteRequest, span: Span) -> Route | None:
+        """None: it is still in line."""
         last_plan = self._deps.last_plan
         if last_plan.planner_is_silent(now_s=self._loop.time()):
             route = self._planned(request)
@@ -280,7 +305,7 @@ class RunningSaga:
                 return route
         try:
             answer = await self._deps.bus.request(
-                subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S, headers=span.headers
+                subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S + request.patience_s, headers=span.headers
             )
         except (NoResponders, DeadlineExceeded) as error:
             if isinstance(error, DeadlineExceeded):
@@ -292,7 +317,7 @@ class RunningSaga:
         reply = RouteReply.decode(answer.data)
         if reply.fault is not None:
             raise reply.fault.to_error()
-        if reply.route is None:
+        if reply.route is None and reply.queued is None:
             raise ProtocolViolation("the planner answered with neither a route nor a fault")
         return reply.route
 

@@ -13,11 +13,14 @@ from isthmus_ingress.http_wire import check_json, header, read_body, send_error,
 from isthmus_ingress.openai.body import parse_object
 from isthmus_ingress.openai.errors import error_event
 from isthmus_ingress.openai.render import to_json
+from isthmus_ingress.slo import HEADER as SLO_HEADER
+from isthmus_ingress.slo import with_header
 from isthmus_ingress.tenants import Tenant
 from isthmus_shared.errors import Cancelled, IsthmusError
 from isthmus_shared.tracing import HEADER
 
 TRACEPARENT = HEADER.encode()
+SLO_CLASS = SLO_HEADER.encode()
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -50,7 +53,8 @@ class GenerateEndpoint:
             return
         try:
             with self._frontend.guarded(request_id):
-                prepared = await self._frontend.prepare(parse_object(body), chat=self._chat, tenant=tenant)
+                asked = with_header(parse_object(body), header(http.scope, SLO_CLASS))
+                prepared = await self._frontend.prepare(asked, chat=self._chat, tenant=tenant)
         except IsthmusError as error:
             self._frontend.refused(error)
             await send_error(http.send, error, headers)

@@ -12,9 +12,11 @@ from typing import Any
 
 from isthmus_ingress.openai.schema import AnyRequest, ChatRequest, CompletionRequest, parse_chat, parse_completion
 from isthmus_ingress.roster import Model
+from isthmus_ingress.slo import SloClasses
 from isthmus_ingress.tenants import ANYONE, Tenant
 from isthmus_ingress.text import ModelText
 from isthmus_shared.errors import ContextTooLong, InvalidRequest
+from isthmus_shared.messages.route import Slo
 from isthmus_shared.messages.work import SamplingParams
 
 INLINE_TEXT_CHARS = 16_384
@@ -46,6 +48,8 @@ class Prepared:
     return_token_ids: bool
     top_logprobs: int | None
     tenant: Tenant = ANYONE
+    slo: Slo | None = None
+    """Of its class."""
     cache_salt: str = ""
     """Prefixes are shared between requests of one salt only."""
 
@@ -62,8 +66,9 @@ class Prepared:
 class Preparer:
     """Knows the model's text; tokenizes long prompts on `executor` (which its owner shuts down)."""
 
-    def __init__(self, text: ModelText, executor: Executor) -> None:
+    def __init__(self, text: ModelText, executor: Executor, classes: SloClasses | None = None) -> None:
         self.text, self._executor = text, executor
+        self._classes = SloClasses() if classes is None else classes
 
     async def chat(self, body: Mapping[str, Any], model: Model, tenant: Tenant) -> Prepared:
         request = parse_chat(body)
@@ -138,6 +143,7 @@ class Preparer:
             top_logprobs=request.wanted_logprobs,
             tenant=tenant,
             cache_salt=tenant.salt_with(request.cache_salt),
+            slo=self._classes.of(request.slo_class or "", tenant.slo_class),
         )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from isthmus_planner.admission.control import AdmissionSettings
 from isthmus_planner.cost.speeds import CostConstants
 from isthmus_planner.deadlines import DeadlinePolicy
 from isthmus_planner.prefix.index import MAX_HASHES
@@ -25,6 +26,7 @@ class LeaderPolicy(StrEnum):
 _COST = CostConstants()
 _DEADLINE = DeadlinePolicy()
 _BALANCE = BalancePolicy()
+_ADMISSION = AdmissionSettings()
 
 
 class PlannerConfig(ServiceConfig):
@@ -90,6 +92,26 @@ class PlannerConfig(ServiceConfig):
             policy=BalancePolicy(hold_s=self.role_hold_s, dwell_s=self.role_dwell_s),
         )
 
+    max_wait_s: float = Field(
+        default=_ADMISSION.max_wait_s,
+        ge=0,
+        le=60,
+        description="In line at most, of requests whose class sets no time to the first token",
+    )
+    tenant_weights: tuple[str, ...] = Field(
+        default=(), description="Shares of the line between tenants, as `name=weight`; 1 for those that are not named"
+    )
+
+    @field_validator("tenant_weights")
+    @classmethod
+    def _weights(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for each in given:
+            _weight(each)
+        return given
+
+    def admission(self) -> AdmissionSettings:
+        return AdmissionSettings(max_wait_s=self.max_wait_s, weights=dict(map(_weight, self.tenant_weights)))
+
     def policy(self) -> Policy:
         return Policy(
             mode=self.mode,
@@ -100,3 +122,14 @@ class PlannerConfig(ServiceConfig):
                 stall_floor_s=self.stall_floor_s,
             ),
         )
+
+
+def _weight(given: str) -> tuple[str, float]:
+    name, _, text = given.rpartition("=")
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not name or not 0 < weight < float("inf"):
+        raise ValueError(f"{given!r} is no name=weight with a weight above 0")
+    return name, weight

@@ -10,11 +10,9 @@ from isthmus_planner.cost.speeds import prior_costs
 from isthmus_planner.drift import SETTLED_STEPS, Drift
 from isthmus_planner.estimates import Estimates
 from isthmus_planner.outcomes import Accuracy
-from isthmus_planner.routing.choose import choose
 from isthmus_planner.routing.policy import Policy
-from isthmus_planner.routing.refusing import Known
 from isthmus_planner.routing.seat import Correction
-from isthmus_planner.routing.types import CachedTokens, Choice, NothingCached
+from isthmus_planner.routing.types import Choice
 from isthmus_planner.routing.view import View
 from isthmus_shared.ids import Incarnation
 from isthmus_shared.messages.health import WorkerHeartbeat
@@ -30,17 +28,15 @@ class Desk:
         self,
         policy: Policy,
         settings: AdmissionSettings,
-        planner: Incarnation,
-        known: Callable[[], Known],
-        cached: CachedTokens | None = None,
+        choose: Callable[[RouteRequest, View, float], Choice],
     ) -> None:
+        """`choose`: the best route out of the view now; raises the typed refusal where there is none."""
         self.seats = View(policy)
         self.estimates = Estimates(prior_costs(policy.constants))
         self.admission = Admission(settings)
         self.accuracy = Accuracy()
         self.drift = Drift()
-        self._planner, self._known = planner, known
-        self._cached = NothingCached() if cached is None else cached
+        self._choose = choose
 
     # -- what comes in ----------------------------------------------------------------------------------------------
 
@@ -71,7 +67,7 @@ class Desk:
     # -- what is asked ----------------------------------------------------------------------------------------------
 
     def choose(self, request: RouteRequest, now_s: float) -> Choice:
-        return choose(request, self.seats, self._known, self._planner, now_s, self._cached)
+        return self._choose(request, self.seats, now_s)
 
     def offer(self, request: RouteRequest, now_s: float) -> Decision:
         """What is to go is booked."""

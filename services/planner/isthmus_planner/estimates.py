@@ -34,21 +34,13 @@ class Estimates:
     def __len__(self) -> int:
         return len(self._learned)
 
-<<<<<<< HEAD
     def beat(self, beat: WorkerHeartbeat) -> tuple[StepSample, ...]:
         """Learns from the steps that no earlier beat of that life has told, and returns them."""
-        learned = self._learned.setdefault(beat.incarnation, _Learned(StepEstimator(self._prior), beat.model))
-        if learned.model != beat.model:  # it has loaded another one
-            learned.model, learned.estimator = beat.model, StepEstimator(self._prior)
-=======
-    def beat(self, beat: WorkerHeartbeat) -> None:
-        """Learns from the steps that no earlier beat of that life has told."""
         learned = self._learned.get(beat.incarnation)
         if learned is None or learned.model != beat.model:  # it is new, or has loaded another model
             told = 0 if learned is None else learned.steps_total
             steady = StepEstimator(self._prior, fade=STEADY_FADE)
             learned = self._learned[beat.incarnation] = _Learned(StepEstimator(self._prior), steady, beat.model, told)
->>>>>>> main
             self._live.pop(beat.incarnation, None)
         new = beat.load.steps_total - learned.steps_total
         learned.steps_total = beat.load.steps_total

@@ -19,6 +19,8 @@ from isthmus_shared.messages.route import RouteRequest
 
 MAX_LINE = 4096
 """In all models' lines of one replica: some 2 MB, and 40 s of work at a hundred requests per second."""
+GRACE_S = 2.0
+"""Beyond an ask's patience its asker may be late by so much and keeps its place."""
 LEAST_RETRY_S = 0.5
 """One heartbeat: nothing is known to be better any sooner."""
 MOST_RETRY_S = 60.0
@@ -61,6 +63,8 @@ class _Waiting:
     request: RouteRequest
     asked_s: float
     """When this ask came: what it had waited by then is in the request."""
+    away: bool = False
+    """Its asker has been told that it is in line, and will ask again."""
 
 
 class Admission:
@@ -84,12 +88,18 @@ class Admission:
         """A new ask, or one that has waited here or elsewhere and asks again."""
         if not _has_targets(request):
             self.withdraw(request.request_id)
-            return self._judge(request, choose, now_s, may_wait=False)
+            return self._judge(request, choose, may_wait=False)
         line = self._lines.setdefault(request.model, Line(self._settings.weights))
-        if request.request_id in line:
+        entry = line.get(request.request_id)
+        if entry is not None:
+            if now_s >= entry.until_s:
+                self._leave(line, entry.key)
+                wait_s = self._wait_s(request.model, len(line))
+                self._drop_empty(request.model)
+                return Refuse(_overdue(now_s - entry.since_s, wait_s))
             self._waiting[request.request_id] = _Waiting(request, now_s)
             return self._place(request, line)
-        decision = self._judge(request, choose, now_s, may_wait=True)
+        decision = self._judge(request, choose, may_wait=True)
         if isinstance(decision, Refuse) or (isinstance(decision, Go) and not self._waits_for_others(line, request)):
             self._drop_empty(request.model)
             return decision
@@ -104,12 +114,24 @@ class Admission:
 
         What is yielded as `Go` is in effect when the next one is chosen: the caller books it first.
         """
+        for request_id in [key for key, waiting in self._waiting.items() if _lapsed(waiting, now_s)]:
+            self.withdraw(request_id)
         for model, line in list(self._lines.items()):
             for entry in line.overdue(now_s):
+                if self._waiting[entry.key].away:
+                    continue  # it learns when it asks again
                 request = self._leave(line, entry.key)
                 yield request, Refuse(_overdue(now_s - entry.since_s, self._wait_s(model, len(line))))
             yield from self._from_line(model, line, choose, now_s)
             self._drop_empty(model)
+
+    def away(self, request_id: str) -> Wait | None:
+        """Its asker is told that it is still in line; its place is kept for `GRACE_S`. None: it is not there."""
+        waiting = self._waiting.get(request_id)
+        if waiting is None:
+            return None
+        waiting.away = True
+        return self._place(waiting.request, self._lines[waiting.request.model])
 
     def withdraw(self, request_id: str) -> None:
         """Its client has left, or it has another answer."""
@@ -126,8 +148,8 @@ class Admission:
 
     # -- one request ------------------------------------------------------------------------------------------------
 
-    def _judge(self, request: RouteRequest, choose: Choose, now_s: float, *, may_wait: bool) -> Decision:
-        """As if nobody else waited."""
+    def _judge(self, request: RouteRequest, choose: Choose, *, may_wait: bool, waits: bool = False) -> Decision:
+        """As if nobody else waited. `waits`: it is in line, and stays there until its time is over."""
         try:
             choice = choose(request)
         except IsthmusError as error:
@@ -136,7 +158,7 @@ class Admission:
             return Go(choice)
         if not choice.meets_ttft:
             return Refuse(_too_late(request, choice))
-        if choice.predicted_wait_s > self._slack_s(request, choice):
+        if not waits and choice.predicted_wait_s > self._slack_s(request, choice):
             return Refuse(_too_long(request, choice))
         return Wait(0, choice.predicted_wait_s)
 
@@ -184,9 +206,11 @@ class Admission:
         while True:
             for entry in line.next(now_s):
                 waiting = self._waiting[entry.key]
+                if waiting.away:
+                    continue
                 waited_s = waiting.request.waited_s + now_s - waiting.asked_s
                 request = waiting.request.model_copy(update={"waited_s": waited_s})
-                decision = self._judge(request, choose, now_s, may_wait=True)
+                decision = self._judge(request, choose, may_wait=True, waits=True)
                 if isinstance(decision, Go):
                     self._note_went(model, now_s)
                     line.went(entry.key, now_s)
@@ -218,7 +242,13 @@ class Admission:
 
 def _has_targets(request: RouteRequest) -> bool:
     slo = request.slo
+    if request.staged is not None or request.exclude:  # it has begun already: what it was promised is late anyway
+        return False
     return slo is not None and (slo.ttft_s is not None or slo.itl_s is not None)
+
+
+def _lapsed(waiting: _Waiting, now_s: float) -> bool:
+    return waiting.away and now_s > waiting.asked_s + waiting.request.patience_s + GRACE_S
 
 
 def _retry_s(wait_s: float) -> float:

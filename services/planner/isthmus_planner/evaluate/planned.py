@@ -8,11 +8,12 @@ from isthmus_planner.desk import Desk
 from isthmus_planner.evaluate.ports import Ask, Held, Placed, Refused, Verdict
 from isthmus_planner.evaluate.rules import Rule
 from isthmus_planner.registry import Registry
-from isthmus_planner.routing.choose import asked
+from isthmus_planner.routing.choose import asked, choose
 from isthmus_planner.routing.policy import ModePolicy, Policy
 from isthmus_planner.routing.predicting import Picked, choice_of
 from isthmus_planner.routing.refusing import Known
 from isthmus_planner.routing.types import Choice
+from isthmus_planner.routing.view import View
 from isthmus_shared.ids import Incarnation, RequestId
 from isthmus_shared.messages.health import RelayHeartbeat, WorkerHeartbeat
 from isthmus_shared.messages.outcomes import Outcome
@@ -29,14 +30,11 @@ class Planner:
     def __init__(self, policy: Policy = AUTO, *, admits: bool = True, name: str = "planner") -> None:
         self.name, self._admits = name, admits
         self.registry = Registry()
-        self.desk = self._make_desk(policy)
+        self.desk = Desk(policy, AdmissionSettings(), self._choose)
         self._asks: dict[str, Ask] = {}
         self._lives: dict[int, Incarnation] = {}
         self._index: dict[Incarnation, int] = {}
         self._now_s = 0.0
-
-    def _make_desk(self, policy: Policy) -> Desk:
-        return Desk(policy, AdmissionSettings(), PLANNER, self._known)
 
     def ask(self, ask: Ask, now_s: float) -> Verdict:
         request = RouteRequest(
@@ -81,6 +79,9 @@ class Planner:
     def ended(self, index: int | None, decode: int, outcome: Outcome) -> None:
         self.desk.outcome(outcome, self._now_s)
 
+    def _choose(self, request: RouteRequest, seats: View, now_s: float) -> Choice:
+        return choose(request, seats, self._known, PLANNER, now_s)
+
     def _known(self) -> Known:
         return Known(models=frozenset(self.registry.models), warm=True)
 
@@ -97,15 +98,6 @@ class Planner:
         return Placed(prefill, self._index[choice.decode.life], choice.predicted)
 
 
-class _RuledDesk(Desk):
-    """Routes as a rule does; predicts, books, refuses and holds as the planner does."""
-
-    policy: GuardedRule
-
-    def choose(self, request: RouteRequest, now_s: float) -> Choice:
-        return self.policy.ruled(request, now_s)
-
-
 class GuardedRule(Planner):
     """A simple rule with the planner's rights and means to refuse and to hold."""
 
@@ -113,15 +105,9 @@ class GuardedRule(Planner):
         super().__init__(name=f"{rule.name} + 429")
         self._rule = rule
 
-    def _make_desk(self, policy: Policy) -> Desk:
-        desk = _RuledDesk(policy, AdmissionSettings(), PLANNER, self._known)
-        desk.policy = self
-        return desk
-
-    def ruled(self, request: RouteRequest, now_s: float) -> Choice:
+    def _choose(self, request: RouteRequest, seats: View, now_s: float) -> Choice:
         """The prediction of where the rule would place it now."""
         placed = self._rule.would_place(request.isl_tokens)
-        seats = self.desk.seats
         decode = seats.seat(self._lives[placed.decode])
         assert decode is not None
         ask = asked(request, seats, now_s=now_s)

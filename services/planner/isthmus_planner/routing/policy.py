@@ -52,8 +52,4 @@ class Policy:
     expected_osl_tokens: float = 256.0
     """Tokens of an answer, until outcomes have told of some; never more than the request's maximum."""
     slo_margin: float = 1.1
-<<<<<<< HEAD
-    """A target counts as met when so many times the prediction is within it: half of all are later than p50."""
-=======
     """A target counts as met when so many times the prediction is within it: half of all are later than their p50."""
->>>>>>> main
