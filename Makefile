@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 DOCS_VENV := .venv-docs
+TOOLS_VENV := .venv-tools
 BIN := $(VENV)/bin
 # Elsewhere than where it was built, `pip install torch` may take a CUDA build of several gigabytes. To get the
 # CPU build, name PyTorch's CPU wheel index:  make up TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -64,6 +65,9 @@ docs: $(DOCS_VENV)/.made  ## the documentation as a site, site/index.html; fails
 sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
 	@$(PYTEST) tests/sim $(ARGS)
 
+sim-agreement: $(VENV)/.dev  ## the real services in virtual time beside the planner's simulator, and paced beside unpaced (ARGS="--clients 1 8")
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python -m isthmus_sim.agreement $(ARGS)
+
 relay-seeds: $(VENV)/.dev  ## 2,000 fault schedules over 16 simulated relays (ARGS="--seeds 20 --flows 1000 --slots 512 --at-once")
 	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_storm $(ARGS)
 
@@ -76,11 +80,22 @@ bench-kv: $(VENV)/.dev  ## KV conversions beside torch's own copies, on one core
 relay-fuzz: $(VENV)/.dev  ## hostile messages and headers for ten minutes (ARGS="--seconds 60 --seed 1")
 	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_fuzz $(ARGS)
 
+fuzz: $(VENV)/.dev  ## hostile bytes for every decoder, ten minutes, and as long for the relay's (ARGS="--seconds 60 --seed 1")
+	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.door_fuzz $(ARGS)
+	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.relay_fuzz $(ARGS)
+
+schemathesis: $(VENV)/.dev  ## the endpoint against its own OpenAPI description, ten minutes (ARGS="--seconds 60 --seed 1")
+	@$(PIP) 'schemathesis>=4.32,<5'
+	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.schemathesis_run $(ARGS)
+
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
 
 bench-sim: $(VENV)/.dev  ## the planner's simulator: requests per second, start, memory, on one core (docs/benchmarks.md)
 	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/simulator.py $(ARGS)
+
+bench-route: $(VENV)/.dev  ## how long a route takes, by size of the cluster, and routes per second over NATS (docs/routing.md)
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/route $(ARGS)
 
 bench-relay: $(VENV)/.dev  ## the relay's rate, latency, CPU, pacing and bursts beside raw sockets, with a plot
 	@$(PIP) --editable '.[bench]'
@@ -93,6 +108,18 @@ bench-peers: $(VENV)/.dev  ## the relay beside raw sockets, NIXL and Mooncake (i
 ui-test: $(VENV)/.dev  ## the operator's page in headless Chromium (Debian: apt install chromium chromium-driver)
 	@$(PIP) 'selenium>=4.30'
 	@$(PYTEST) tests/ui $(ARGS)
+
+lock: $(TOOLS_VENV)/.made  ## write requirements/: each image's packages with the hashes of their files (ARGS=--upgrade, ARGS=--check)
+	@PATH=$(TOOLS_VENV)/bin:$$PATH $(TOOLS_VENV)/bin/python tools/lock.py $(ARGS)
+
+audit: $(TOOLS_VENV)/.made  ## known vulnerabilities of what requirements/ names (asks PyPI; fails where it cannot say)
+	@for lock in $(LOCKS); do echo $$lock; $(TOOLS_VENV)/bin/pip-audit --strict --disable-pip --require-hashes \
+	  --progress-spinner off -r requirements/$$lock.txt $(ARGS) || exit 1; done
+
+sbom: $(TOOLS_VENV)/.made  ## a bill of materials of each image, CycloneDX, sbom/*.cdx.json
+	@mkdir -p sbom
+	@for lock in $(LOCKS); do $(TOOLS_VENV)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
+	  --output-file sbom/$$lock.cdx.json requirements/$$lock.txt || exit 1; done
 
 compose-up:  ## the demo in containers (docs/containers.md)
 	@cd compose && docker compose up --build $(ARGS)
@@ -108,7 +135,7 @@ rdma-kernel:  ## build that guest kernel from Debian's source into your cache (a
 	@tools/rdma/kernel.sh
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(DOCS_VENV) $(VLLM_VENV) site .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) $(DOCS_VENV) $(TOOLS_VENV) sbom $(VLLM_VENV) site .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
 
 comma := ,
 empty :=
@@ -132,6 +159,13 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 	@echo "installing Isthmus and its test tools into $(VENV) (once; torch's CPU build is the large part)"
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.local
+
+# Not of .venv, so that what is locked and audited is not what locks and audits.
+LOCKS = $(notdir $(basename $(wildcard requirements/*.txt)))
+$(TOOLS_VENV)/.made: | check-python
+	@$(PYTHON) -m venv $(TOOLS_VENV)
+	@$(TOOLS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'uv>=0.13,<1' 'pip-audit>=2.10,<3' 'cyclonedx-bom>=7.5,<8'
+	@touch $@
 
 # Not of .venv: the site needs nothing of Isthmus, and this takes seconds.
 $(DOCS_VENV)/.made: pyproject.toml | check-python

@@ -1,5 +1,5 @@
-"""Writes `schemas/` from the message types: one JSON Schema per message, and AsyncAPI 3.0 for all subjects; and their
-page, docs/messages.md.
+"""Writes `schemas/` from the message types: one JSON Schema per message, and AsyncAPI 3.0 for all subjects; their page,
+docs/messages.md; and OpenAPI 3.1 of the HTTP endpoint, from the models that read its requests.
 
 python tools/gen_schemas.py          write
 python tools/gen_schemas.py --check  exit 1 if what is there differs
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "shared"))
+sys.path[:0] = [str(ROOT / "shared"), str(ROOT / "services" / "ingress")]
 
 import message_page  # noqa: E402
 import yaml  # noqa: E402
 
 import isthmus_shared  # noqa: E402
+from isthmus_ingress.openai.openapi import document  # noqa: E402
 from isthmus_shared.messages.base import VERSION, WireMessage  # noqa: E402
 from isthmus_shared.messages.catalog import CHANNELS, Channel, all_messages  # noqa: E402
 
@@ -107,8 +108,9 @@ def rendered() -> dict[str, str]:
         f"{kind}.json": json.dumps(message_schema(message), indent=2, ensure_ascii=False) + "\n"
         for kind, message in messages.items()
     }
-    document = yaml.safe_dump(asyncapi(messages), sort_keys=False, allow_unicode=True, width=110)
-    return {**files, "asyncapi.yaml": HEADER + document}
+    bus = yaml.safe_dump(asyncapi(messages), sort_keys=False, allow_unicode=True, width=110)
+    endpoint = json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
+    return {**files, "asyncapi.yaml": HEADER + bus, "openapi.json": endpoint}
 
 
 def differences(folder: Path, files: Mapping[str, str]) -> list[str]:

@@ -95,6 +95,7 @@ class OpenSinkRequest(_OfFlow):
     manifest: Name
     deadline_s: Seconds
     wait_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S)]
+    retain_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S)] = 0.0
 
 
 class SealNotice(_OfFlow):

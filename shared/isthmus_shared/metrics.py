@@ -18,6 +18,7 @@ E2E_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 CALL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 TOKEN_BUCKETS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 ITL_CAUSES = ("handover", "transfer", "headroom", "batch", "step", "host", "bus", "unknown")
+RECOVERIES = ("resumed", "moved", "stayed")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
@@ -104,6 +105,10 @@ class Metrics:
         )
         """tenant: a name of the operator's own file of tenants, never a key or anything that a client chooses."""
         self.replans = self._counter("replans_total", "Attempts beyond a request's first", "code")
+        self.recoveries = self._counter("recoveries_total", "Sequences that went on elsewhere, or should have", "what")
+        """what: resumed (from staged KV, without a second prefill), moved, stayed (a move that did not come about)."""
+        for what in RECOVERIES:
+            self.recoveries.labels(what)
         self.cancellations = self._counter("cancellations_total", "Requests ended by the client's leaving")
 
     def _planner(self) -> None:
@@ -113,6 +118,9 @@ class Metrics:
         self.routes = self._counter("routes_total", "Routes given or refused", "mode", "outcome")
         self.route_predicted_ttft_seconds = self._histogram(
             "route_predicted_ttft_seconds", "Predicted p50 of TTFT", TTFT_BUCKETS_S
+        )
+        self.planner_prefix_hashes = self._gauge(
+            "planner_prefix_hashes", "Prefixes of 64 tokens that this planner knows to be cached, over all workers"
         )
         self.workers = self._gauge("workers", "Workers known", "role", "state")
         self.workers_lost = self._counter("workers_lost_total", "Workers taken for dead", "cause")
@@ -130,6 +138,10 @@ class Metrics:
         """reason, in vLLM's words: `capacity` or `deferred` (its KV or its first token has not come yet)."""
         self.engine_kv_blocks = self._gauge("engine_kv_blocks", "KV blocks of this engine")
         self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "Share of those in use, 0 to 1")
+        self.prefix_cache_queries = self._counter(
+            "prefix_cache_queries_total", "Prompt tokens that were looked for in the prefix cache"
+        )
+        self.prefix_cache_hits = self._counter("prefix_cache_hits_total", "Of those: found, and not computed again")
         self.worker_finishes = self._counter("worker_finishes_total", "Sequences ended", "phase", "reason")
         self.worker_kv_out_bytes = self._counter("worker_kv_out_bytes_total", "KV staged for others")
         self.worker_kv_in_bytes = self._counter("worker_kv_in_bytes_total", "KV loaded from others")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from isthmus_ingress.prepare import Prepared, Prompt
@@ -14,8 +13,11 @@ from isthmus_ingress.tenants import ANYONE, Tenant
 from isthmus_shared.messages.health import ProcessState, Role
 from isthmus_shared.messages.subjects import worker_prefill
 from isthmus_shared.messages.work import SamplingParams, SubmitPrefill
-from isthmus_shared.simloop import run_simulated
-from isthmus_sim.process import MODEL, Node, Planner, Service, SimIngress, Worker, World
+from isthmus_sim.bucket import MemoryBucket
+from isthmus_sim.loop import run_world
+from isthmus_sim.process import Service, World
+from isthmus_sim.relay import Relay
+from isthmus_sim.services import MODEL, Planner, SimIngress, Worker
 from isthmus_sim.trace import Trace
 
 SYSTEM = tuple((i * 37 + i * i) % 251 for i in range(1000))
@@ -38,23 +40,24 @@ class Seen:
 class TwoPrefillers:
     """Two workers that prefill, one that decodes, room for everything."""
 
-    def __init__(self, executor: ThreadPoolExecutor) -> None:
+    def __init__(self) -> None:
         self.world = world = World(1, Trace())
-        nodes = [Node(world, f"node-{name}", slots=4096) for name in ("p0", "p1", "d0")]
+        self.nodes = nodes = [Relay(world, f"node-{name}", slots=4096) for name in ("p0", "p1", "d0")]
         self.prefill = [
             Worker(world, f"p{i}", Role.PREFILL, nodes[i], kv_layout="nhd:16:fp32", kv_blocks=2000) for i in (0, 1)
         ]
         self.decode = Worker(world, "d0", Role.DECODE, nodes[2], kv_layout="hnd:64:fp32", kv_blocks=500)
-        self.planner, self.ingress = Planner(world, "planner"), SimIngress(world, "ingress", executor)
+        self.planner, self.ingress = Planner(world, "planner"), SimIngress(world, "ingress")
         self.prefilled: list[str] = []
         """Which worker each prompt went to, in order."""
 
     @property
     def services(self) -> list[Service]:
-        return [*self.prefill, self.decode, self.planner, self.ingress]
+        return [*self.prefill, self.decode, self.planner, self.ingress, *self.nodes]
 
     async def run(self, story: Callable[[TwoPrefillers], Awaitable[None]]) -> None:
         watching = [asyncio.create_task(self._watch(worker.name)) for worker in self.prefill]
+        watching.append(asyncio.create_task(MemoryBucket(self.world.broker.client("bucket")).run()))
         for each in self.services:
             each.start()
         await asyncio.sleep(START_S)
@@ -69,6 +72,11 @@ class TwoPrefillers:
     async def ask(
         self, prompt: tuple[int, ...], *, tenant: Tenant = ANYONE, salt: str | None = None, output: int = 1
     ) -> Seen:
+        assert self.ingress.process is not None
+        asking = self._ask(prompt, tenant, tenant.salt_with(salt), output)
+        return await self.ingress.process.life.start(asking, name="client")
+
+    async def _ask(self, prompt: tuple[int, ...], tenant: Tenant, salt: str, output: int) -> Seen:
         loop, frontend = asyncio.get_running_loop(), self.ingress.frontend
         assert frontend is not None
         prepared = Prepared(
@@ -84,7 +92,7 @@ class TwoPrefillers:
             return_token_ids=False,
             top_logprobs=None,
             tenant=tenant,
-            cache_salt=tenant.salt_with(salt),
+            cache_salt=salt,
         )
         began_s, first_s, tokens = loop.time(), None, list[int]()
         with frontend.exchange(prepared, "req-of-the-test", received_s=began_s) as exchange:
@@ -114,11 +122,10 @@ class TwoPrefillers:
 
 
 def simulated(story: Callable[[TwoPrefillers], Awaitable[None]]) -> None:
-    async def main(executor: ThreadPoolExecutor) -> None:
-        await TwoPrefillers(executor).run(story)
+    async def main() -> None:
+        await TwoPrefillers().run(story)
 
-    with ThreadPoolExecutor(1) as executor:
-        run_simulated(main(executor))
+    run_world(main())
 
 
 def test_a_shared_system_prompt_is_computed_once_and_goes_where_it_is_cached() -> None:
@@ -218,7 +225,7 @@ def test_a_worker_that_starts_anew_has_nothing_and_is_not_preferred_for_it() -> 
         await asyncio.sleep(HEARD_S)
         holder = cluster.prefilled.pop()
         worker = next(each for each in cluster.prefill if each.name == holder)
-        await worker.crash(told=True)
+        await worker.crash()
         worker.start()
         await asyncio.sleep(3 * HEARD_S)
         first = await cluster.ask((*SYSTEM, *user(60, 2)))

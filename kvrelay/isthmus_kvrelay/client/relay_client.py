@@ -21,6 +21,7 @@ from isthmus_kvrelay.client.source import RelaySource
 from isthmus_kvrelay.client.taking import take_pool
 from isthmus_kvrelay.core.events import FlowKey
 from isthmus_kvrelay.framing import FrameReader, cut
+from isthmus_kvrelay.hot import MAX_DURATION_S
 from isthmus_kvrelay.transports.shm import SharedPool
 from isthmus_shared.engines.kv_port import KvSink, KvSource
 from isthmus_shared.errors import (
@@ -103,12 +104,20 @@ class RelayClient:
     # --- transfers
 
     async def open_sink(
-        self, transfer_id: TransferId, generation: Generation, manifest: KvManifest, *, deadline_s: float, wait_s: float
+        self,
+        transfer_id: TransferId,
+        generation: Generation,
+        manifest: KvManifest,
+        *,
+        deadline_s: float,
+        wait_s: float,
+        retain_s: float = 0.0,
     ) -> KvSink:
         """Staging for a whole transfer, all at once.
 
         Raises `StagingFull` after `wait_s`, `InvalidRequest` if it can never fit, `StaleParty` for an old generation,
-        `Draining`, `NoCapacity`, `PartyLost`. From `deadline_s` on the relay frees it, taken or not.
+        `Draining`, `NoCapacity`, `PartyLost`. From `deadline_s` on the relay frees it, taken or not; once
+        taken, it may keep it for another taker until `retain_s`.
         """
         key = FlowKey(transfer_id, generation)
         self._check_connected()
@@ -122,6 +131,7 @@ class RelayClient:
                 manifest=_digest(manifest),
                 deadline_s=deadline_s,
                 wait_s=wait_s,
+                retain_s=min(retain_s, MAX_DURATION_S),
             )
         opening = _Opening(manifest.total_bytes, self._loop.create_future())
         self._opening[key] = opening

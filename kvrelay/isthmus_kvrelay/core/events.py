@@ -44,6 +44,8 @@ class OpenSink:
     """Digest of the manifest; opaque here, compared with the consumer's."""
     deadline_s: float
     wait_s: float
+    retain_s: float = 0.0
+    """Retained until then once it was delivered, if that is later than `deadline_s`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,8 @@ class OutFlow:
     deadline_s: float
     wait_until_s: float
     opened_s: float
+    retain_until_s: float = 0.0
+    """Takes the deadline's place once it is retained."""
     state: OutState = OutState.GATED
     counted: bool = False
     """Against its client's share of the pool."""

@@ -29,6 +29,7 @@ from isthmus_kvrelay.core.names import ClientId, FlowKey, Grant, LaneId, Offer, 
 from isthmus_kvrelay.core.sending import Sending
 from isthmus_kvrelay.core.staging import Pin, SlotState
 from isthmus_shared.errors import (
+    Cancelled,
     DeadlineExceeded,
     Draining,
     InvalidRequest,
@@ -42,9 +43,9 @@ from isthmus_shared.errors import (
 )
 from isthmus_shared.ids import TransferId
 
-RETARGET_WAIT_S = 2.0
-"""For a flow that is still being filled, after its consumer was lost: as long as it takes to notice a silent death
-(four heartbeats) and name another destination. Then its producer is told."""
+RETARGET_WAIT_S = 30.0
+"""For a flow that is still being filled, after its consumer was lost: more than the longest prefill takes, which the
+ingress lets finish before it names another destination. Then its producer is told."""
 
 
 class OutSide:
@@ -80,6 +81,7 @@ class OutSide:
             deadline_s=led.now_s + event.deadline_s,
             wait_until_s=led.now_s + event.wait_s,
             opened_s=led.now_s,
+            retain_until_s=led.now_s + max(event.deadline_s, event.retain_s),
         )
         self.flows[flow.key] = flow
         self._newest[flow.key.transfer_id] = flow.key
@@ -163,9 +165,8 @@ class OutSide:
         flow = self.flows.get(event.key)
         if flow is not None and flow.owner == event.client:
             self.fail(flow, event.fault.to_error())
-        kept = self.retained.get(event.key)
-        if kept is not None and kept.source == event.client:
-            self._evict(kept.key)
+        if event.key in self.retained and self.retained[event.key].source == event.client:
+            self._evict(event.key)
 
     def client_down(self, client: ClientId) -> None:
         for flow in [flow for flow in self.flows.values() if flow.owner == client]:
@@ -298,8 +299,8 @@ class OutSide:
 
     def consumer_lost(self, flow: OutFlow, error: IsthmusError) -> None:
         """It failed or gave up. A transfer that another destination might still want is kept for it, if that costs
-        nobody anything: while its producer still fills it anyway, or among the retained."""
-        if flow.state is OutState.SEALED and error.retry is Retry.ELSEWHERE:
+        nobody anything: while its producer still fills it, or among the retained. Its producer may end it any time."""
+        if flow.state is OutState.SEALED and (error.retry is Retry.ELSEWHERE or isinstance(error, Cancelled)):
             self.end_retained(flow, error)
         elif flow.state is not OutState.SEALED and isinstance(error, PartyLost):
             self._leave_consumer(flow)
@@ -317,10 +318,10 @@ class OutSide:
     def end_retained(self, flow: OutFlow, error: IsthmusError | None) -> None:
         """Over, but kept for another destination, if there is room for that."""
         self._leave_consumer(flow)
-        slots = flow.slots
-        if self._ledger.staging.retain(flow.key, slots):
+        if self._ledger.staging.retain(flow.key, flow.slots):
             flow.advance(OutInput.RETAIN)
-            self.retained[flow.key] = flow
+            flow.deadline_s, self.retained[flow.key] = flow.retain_until_s, flow
+            self._ledger.wake_at(flow.deadline_s, (Side.OUT, flow.key))
             self._end(flow, error)
             flow.slots, flow.owner = (), None
         else:

@@ -1,4 +1,4 @@
-"""`isthmus bench relay`: the relay's figures on this machine."""
+"""`isthmus bench`: the relay's figures on this machine, and load for any server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from isthmus_cli.bench_load import load
 from isthmus_cli.exits import EPILOG, Exit
 from isthmus_cli.failing import fail, help_if_alone
 from isthmus_cli.files import write
@@ -23,6 +24,9 @@ app = typer.Typer(help="Measure a part of Isthmus on this machine.", epilog=EPIL
 @app.callback()
 def _root(context: typer.Context) -> None:
     help_if_alone(context)
+
+
+app.command(epilog=EPILOG)(load)
 
 
 @app.command(epilog=EPILOG)

@@ -94,6 +94,29 @@ SHAPES: Mapping[str, Shape] = {
             "bursts": "how evenly a paced lane sends",
         },
     ),
+    "bench load": Shape(
+        OBJECT,
+        {
+            "url": "as it was given",
+            "load": "clients, rate or trace, in words",
+            "seconds": "measured",
+            "requests": "that ended within them",
+            "answered": "of those: whole, without an error",
+            "errors": "kind → count: `http_<status>_<code>`, an error event's code, `cut_short`, `no_tokens`, "
+            "`timeout`, `connection_refused`, `connection_reset`, `connection_closed`, `connection_failed`, "
+            "`not_http`, `too_many`",
+            "requests_per_s": "answered ones",
+            "output_tokens": "as the server counts them, where it tells its usage",
+            "output_tokens_per_s": "of answered requests",
+            "prompt_tokens": "as the server counts them",
+            "targets": "`ttft_s` and `itl_s`; null where none was given",
+            "good_requests": "within the targets",
+            "goodput_requests_per_s": "of those",
+            "ttft_s": "count, mean, min, p50 … p99.9, max, and buckets as [upper bound, count]; null of nothing",
+            "itl_s": "the same, of waits between two tokens",
+            "e2e_s": "the same, of whole answers",
+        },
+    ),
     "calibrate": Shape(
         OBJECT,
         {

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from isthmus_shared.config import ServiceConfig, secret_field
+from isthmus_shared.errors import ConfigInvalid
+from isthmus_shared.models import parse_model_folders
 
 
 class IngressConfig(ServiceConfig):
@@ -28,6 +30,12 @@ class IngressConfig(ServiceConfig):
     model: Path = Field(description="Folder of the model's tokenizer.json, tokenizer_config.json and chat template")
     model_name: str | None = Field(
         default=None, min_length=1, max_length=256, description="Model served; unset: whatever the workers serve"
+    )
+    models: tuple[str, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Models served beside that one: name=folder, …; a request that names no model is for the first",
+        json_schema_extra={"allowed": "name=folder, separated by commas"},
     )
     api_keys: tuple[SecretStr, ...] = secret_field(
         default=(), description="Keys of which a client must send one (Authorization: Bearer …); none: everyone may"
@@ -58,6 +66,9 @@ class IngressConfig(ServiceConfig):
     max_in_flight: int = Field(
         default=2048, ge=1, le=100_000, description="Choices in progress; more are refused (429)"
     )
+    max_connections: int = Field(
+        default=8192, ge=1, le=1_000_000, description="HTTP connections at once; one more is answered 503 and closed"
+    )
     max_body_bytes: int = Field(
         default=4 * 1024 * 1024, ge=1024, le=1024**3, description="Largest request body; a larger one is refused (413)"
     )
@@ -65,3 +76,23 @@ class IngressConfig(ServiceConfig):
     write_stall_s: float = Field(
         default=30.0, gt=0, le=3600, description="A client that takes no bytes for so long is cut off"
     )
+
+    @model_validator(mode="after")
+    def _named(self) -> IngressConfig:
+        try:
+            folders = parse_model_folders(self.models)
+        except ConfigInvalid as error:
+            raise ValueError(error.text) from error
+        bare = [name for name, folder in folders.items() if folder is None]
+        if bare:
+            raise ValueError(f"models has no folder for {bare[0]!r}; write {bare[0]}=folder")
+        if folders and self.model_name is None:
+            raise ValueError("models needs ISTHMUS_INGRESS_MODEL_NAME, the name of the model in ISTHMUS_INGRESS_MODEL")
+        if self.model_name in folders:
+            raise ValueError(f"models names {self.model_name!r}, which is ISTHMUS_INGRESS_MODEL_NAME already")
+        return self
+
+    @property
+    def more_models(self) -> dict[str, Path]:
+        """Folder by name, of all but the first."""
+        return {name: folder for name, folder in parse_model_folders(self.models).items() if folder is not None}

@@ -4,105 +4,46 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
-from structlog.typing import FilteringBoundLogger
-
-from isthmus_ingress.cancels import Cancels
+from isthmus_ingress.calls import Calls
+from isthmus_ingress.calls import Deps as Deps
+from isthmus_ingress.calls import Work as Work
 from isthmus_ingress.itl_ledger import Excursion, ItlLedger
-from isthmus_ingress.last_plan import LastPlan
 from isthmus_ingress.outbox import Outbox
 from isthmus_ingress.saga import Saga
 from isthmus_ingress.saga_types import (
-    Answered,
     AskRoute,
     Begin,
-    Call,
     ClientGone,
     Deliver,
     Effect,
     End,
     Event,
+    MoveWanted,
+    Noted,
     Output,
     Replanned,
     Routed,
     RouteFailed,
+    Save,
     SendCancel,
+    SendRelease,
     Start,
     StepBroke,
     Submit,
     Tick,
 )
-from isthmus_shared.bus.port import Bus
-from isthmus_shared.errors import DeadlineExceeded, IsthmusError, NoResponders, ProtocolViolation
-from isthmus_shared.ids import Generation, Incarnation, RequestId, TransferId
-from isthmus_shared.messages import subjects
-from isthmus_shared.messages.health import Role
+from isthmus_shared.errors import IsthmusError
+from isthmus_shared.ids import Incarnation
 from isthmus_shared.messages.quick import Facts, QuickEvent
-from isthmus_shared.messages.route import Route, RouteReply, RouteRequest, Slo
+from isthmus_shared.messages.route import Route
 from isthmus_shared.messages.work import (
-    Ack,
-    Cancel,
-    SamplingParams,
     SequenceEvent,
-    StartDecode,
-    SubmitDecode,
-    SubmitPrefill,
-    SubmitReply,
 )
-from isthmus_shared.metrics import Metrics
-from isthmus_shared.tracing import NULL_SPAN, NullTracing, Span, Tracing
+from isthmus_shared.tracing import NULL_SPAN, Span
 
-E = TypeVar("E", AskRoute, Submit, Start, SendCancel)
-
-ROUTE_TIMEOUT_S = 1.0
-"""The planner answers out of its memory. Two tries of it fit in the 3 s within which a client learns that there is
-no planner."""
-ROUTE_HOLD_S = 1.0
-"""How long a planner may hold an ask that waits in line: short, so that its death costs no more than this."""
-LEAST_WAIT_S = 0.05
-"""Less is no wait in line, but the way there."""
-WORKER_TIMEOUT_S = 5.0
-"""For a submit or a start to be answered: workers answer at once, before they compute anything."""
-
-
-class _GivenUp(Exception):
-    """The request has ended while it waited for a route."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a saga's messages are made of."""
-
-    request_id: RequestId
-    transfer_id: TransferId
-    model: str
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    cache_salt: str = ""
-    prefix: tuple[bytes, ...] = ()
-    """Of the prompt, see `isthmus_shared.prefix`."""
-    tenant: str = ""
-    slo: Slo | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Deps:
-    """What all sagas of an ingress share."""
-
-    bus: Bus
-    events_subject: str
-    tasks: asyncio.TaskGroup
-    """Outlives any one request: a Cancel goes on when its client has long left."""
-    cancels: Cancels
-    metrics: Metrics
-    log: FilteringBoundLogger
-    tracing: Tracing = field(default_factory=NullTracing)
-    itl_target_s: float = 0.0
-    """Between two tokens of a stream; 0 is none."""
-    last_plan: LastPlan = field(default_factory=LastPlan)
-    """Routes while no planner answers."""
+E = TypeVar("E", AskRoute, Submit, Start, Save, SendCancel, SendRelease)
 
 
 class RunningSaga:
@@ -132,14 +73,31 @@ class RunningSaga:
         self.cached_tokens = 0
         self.ended: End | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._move_over: asyncio.Event | None = None
+        self._calls = Calls(work, deps)
         self.ledger = ItlLedger(target_s=deps.itl_target_s)
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.work.prompt) + len(self.saga.output)
 
     def start(self) -> None:
         self.feed(Begin())
 
+    async def move(self, wanted: MoveWanted) -> None:
+        """Returns when its sequence has left that worker, or stays there."""
+        over = self._move_over = asyncio.Event()
+        self.feed(wanted)
+        if self.saga.moving:
+            await over.wait()
+
     def feed(self, event: Event) -> None:
         """Handle an event now. Never waits."""
         ended = self._execute(self.saga.handle(event, now_s=self._loop.time()))
+        if self._move_over is not None and not self.saga.moving:
+            self._move_over.set()
+            self._move_over = None
         if ended:
             if self._timer is not None:
                 self._timer.cancel()
@@ -213,8 +171,22 @@ class RunningSaga:
                     self._spawn(self._submit, effect)
                 case Start():
                     self._spawn(self._start, effect)
+                case Save():
+                    self._spawn(self._save, effect)
                 case SendCancel():
                     self._spawn(self._cancel, effect)
+                case SendRelease():
+                    releases = self._deps.releases
+                    if releases is not None and releases.add(effect.worker, self.work.request_id, effect.generation):
+                        self._spawn(self._release, effect)
+                case Noted():
+                    self._deps.metrics.recoveries.labels(effect.what).inc()
+                    self._deps.log.info(
+                        f"request.{effect.what}",
+                        request_id=self.work.request_id,
+                        generation=self.saga.generation,
+                        output_tokens=len(self.saga.output),
+                    )
                 case Replanned():
                     self._deps.metrics.replans.labels(effect.error.code).inc()
                     self._deps.log.warning(
@@ -230,7 +202,7 @@ class RunningSaga:
         return ended
 
     def _begin_attempt(self, effect: AskRoute) -> None:
-        if self._deps.tracing.enabled:
+        if self._deps.tracing.enabled and effect.moving is None:
             self._end_attempt(self.saga.error.code if self.saga.error is not None else "")
             self._attempt = self._deps.tracing.begin(
                 "attempt",
@@ -256,128 +228,38 @@ class RunningSaga:
             self.feed(StepBroke(IsthmusError("the ingress met a bug in this request", todo="see its log")))
 
     async def _ask_route(self, effect: AskRoute) -> None:
-        request = RouteRequest(
-            request_id=self.work.request_id,
-            model=self.work.model,
-            isl_tokens=len(self.work.prompt) + len(self.saga.output),
-            max_osl_tokens=max(1, self.work.sampling.max_tokens - len(self.saga.output)),
-            exclude=effect.exclude,
-            prefix=self.work.prefix,
-            tenant=self.work.tenant,
-            slo=self.work.slo if self.saga.attempts == 0 else None,  # what it was promised is late anyway then
-        )
+        def wanted() -> bool:
+            return not self.saga.over and self.saga.generation == effect.generation
+
         span = self._deps.tracing.begin("route", self._attempt.traceparent)
         try:
-            route = await self._route(request, span, effect.generation)
-        except _GivenUp:
-            span.end(error="given_up")
-            return
+            route = await self._calls.route(effect, tuple(self.saga.output), span.headers, wanted)
         except IsthmusError as error:
             span.end(error=error.code)
             self.feed(RouteFailed(effect.generation, error))
             return
+        if route is None:
+            span.end(error="given_up")
+            return
         span.end(mode=route.mode.value, decode=route.decode.worker_id)
-        self.route = route
-        if self.routed_s is None:
-            self.routed_s = self._loop.time()
+        if effect.moving is None:
+            self.route = route
+            if self.routed_s is None:
+                self.routed_s = self._loop.time()
         self.feed(Routed(effect.generation, route))
 
-    async def _route(self, request: RouteRequest, span: Span, generation: Generation) -> Route:
-        """The planner's answer, whose line it may have to wait in; while there is no planner, by the last plan."""
-        hold_s = 0.0 if request.slo is None else ROUTE_HOLD_S
-        while True:
-            # By what it has waited, any planner that is asked knows its place in line.
-            waited_s = self._loop.time() - self.begun_s
-            held = {"waited_s": waited_s if waited_s >= LEAST_WAIT_S else 0.0, "patience_s": hold_s}
-            route = await self._ask(request.model_copy(update=held) if hold_s else request, span)
-            hold_s = ROUTE_HOLD_S
-            if route is not None:
-                return route
-            if self.saga.over or self.saga.generation != generation:
-                raise _GivenUp
-
-    async def _ask(self, request: RouteRequest, span: Span) -> Route | None:
-        """None: it is still in line."""
-        last_plan = self._deps.last_plan
-        if last_plan.planner_is_silent(now_s=self._loop.time()):
-            route = self._planned(request)
-            if route is not None:
-                return route
-        try:
-            answer = await self._deps.bus.request(
-                subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S + request.patience_s, headers=span.headers
-            )
-        except (NoResponders, DeadlineExceeded) as error:
-            if isinstance(error, DeadlineExceeded):
-                last_plan.silence(now_s=self._loop.time())
-            route = self._planned(request)
-            if route is None:
-                raise
-            return route
-        reply = RouteReply.decode(answer.data)
-        if reply.fault is not None:
-            raise reply.fault.to_error()
-        if reply.route is None and reply.queued is None:
-            raise ProtocolViolation("the planner answered with neither a route nor a fault")
-        return reply.route
-
-    def _planned(self, request: RouteRequest) -> Route | None:
-        route = self._deps.last_plan.route(request, now_s=self._loop.time())
-        if route is not None:
-            self._deps.metrics.routes_by_last_plan.inc()
-        return route
-
     async def _submit(self, effect: Submit) -> None:
-        common = {
-            "request_id": self.work.request_id,
-            "generation": effect.generation,
-            "incarnation": effect.worker.incarnation,
-            "events_subject": self._deps.events_subject,
-            "token_ids": self.work.prompt + effect.output,
-            "output_offset": len(effect.output),
-            "sampling": self.work.sampling,
-            "cache_salt": self.work.cache_salt,
-        }
-        if effect.role is Role.PREFILL:
-            call, subject = Call.PREFILL, subjects.worker_prefill(effect.worker.worker_id)
-            data = SubmitPrefill(transfer_id=self.work.transfer_id, deadline_s=effect.deadline_s, **common).encode()
-        else:
-            call, subject = Call.DECODE, subjects.worker_decode(effect.worker.worker_id)
-            data = SubmitDecode(ticket=effect.ticket, transfer_deadline_s=effect.deadline_s, **common).encode()
-        try:
-            headers = self._attempt.headers
-            answer = await self._deps.bus.request(subject, data, timeout_s=WORKER_TIMEOUT_S, headers=headers)
-            reply = SubmitReply.decode(answer.data)
-        except IsthmusError as error:
-            self.feed(Answered(call, effect.generation, error=error))
-            return
-        fault = reply.fault.to_error() if reply.fault is not None else None
-        self.feed(Answered(call, effect.generation, reply.ticket, fault))
+        self.feed(await self._calls.submit(effect, self._attempt.headers))
 
     async def _start(self, effect: Start) -> None:
-        message = StartDecode(
-            request_id=self.work.request_id,
-            generation=effect.generation,
-            incarnation=effect.worker.incarnation,
-            first_token_id=effect.first_token_id,
-        )
-        error: IsthmusError | None = None
-        try:
-            subject = subjects.worker_start(effect.worker.worker_id)
-            answer = await self._deps.bus.request(
-                subject, message.encode(), timeout_s=WORKER_TIMEOUT_S, headers=self._attempt.headers
-            )
-            fault = Ack.decode(answer.data).fault
-            error = fault.to_error() if fault is not None else None
-        except IsthmusError as failure:
-            error = failure
-        self.feed(Answered(Call.START, effect.generation, error=error))
+        self.feed(await self._calls.start(effect, self._attempt.headers))
+
+    async def _save(self, effect: Save) -> None:
+        self.feed(await self._calls.save(effect, self._attempt.headers))
 
     async def _cancel(self, effect: SendCancel) -> None:
-        message = Cancel(
-            request_id=self.work.request_id,
-            generation=effect.generation,
-            incarnation=effect.worker.incarnation,
-            reason=effect.reason,
-        )
-        await self._deps.cancels.send(effect.worker.worker_id, message)
+        await self._calls.cancel(effect)
+
+    async def _release(self, effect: SendRelease) -> None:
+        assert self._deps.releases is not None
+        await self._deps.releases.send(effect.worker)

@@ -61,7 +61,7 @@ class Frontend:
     ) -> Iterator[Exchange]:
         """The request in progress; on any way out of the context nothing of it is left running. `request_id`: what its
         client knows it by."""
-        text, parent = self.preparer.text, checked(traceparent)
+        text, parent = self.preparer.text(prepared.model.name), checked(traceparent)
         with self._counted(prepared) as meter:
             exchange = Exchange(
                 prepared,
@@ -129,11 +129,15 @@ class Frontend:
         return Identity(f"{prefix}-{request_id}", int(time.time()), prepared.model.name, prepared.chat)
 
     def streamer(self, exchange: Exchange, request_id: str) -> Streamer:
-        return Streamer(exchange, self.identity(exchange.prepared, request_id), self.preparer.text.tokenizer)
+        prepared = exchange.prepared
+        return Streamer(
+            exchange, self.identity(prepared, request_id), self.preparer.text(prepared.model.name).tokenizer
+        )
 
     async def whole(self, exchange: Exchange, request_id: str) -> dict[str, Any]:
-        identity = self.identity(exchange.prepared, request_id)
-        return await whole_answer(exchange, identity, self.preparer.text.tokenizer)
+        prepared = exchange.prepared
+        identity = self.identity(prepared, request_id)
+        return await whole_answer(exchange, identity, self.preparer.text(prepared.model.name).tokenizer)
 
     def models(self) -> list[dict[str, Any]]:
         """OpenAI's model objects, with vLLM's `max_model_len`."""

@@ -26,6 +26,7 @@ from isthmus_ingress.openai.errors import (
     error_headers,
     internal_error,
 )
+from isthmus_ingress.openai.openapi import MAX_TOKENIZE, document
 from isthmus_ingress.tenants import ANYONE
 from isthmus_ingress.ui.pages import UiPages
 from isthmus_shared.errors import Cancelled, InvalidRequest, IsthmusError
@@ -35,8 +36,6 @@ from isthmus_shared.service import ServiceRuntime
 
 CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """An `x-request-id` that a client may choose; it goes into logs and headers."""
-MAX_TOKENIZE = 1_000_000
-"""Token ids that /detokenize takes."""
 
 
 class ApiApp:
@@ -101,6 +100,7 @@ def _pages(pages: _Pages, ui: UiPages, posted: Sequence[str]) -> Starlette:
         Route("/ready", pages.ready),
         Route("/metrics", pages.metrics),
         Route("/version", pages.version),
+        Route("/openapi.json", pages.openapi),
         Route("/tokenize", pages.tokenize, methods=["POST"]),
         Route("/detokenize", pages.detokenize, methods=["POST"]),
         *ui.routes,
@@ -170,6 +170,9 @@ class _Pages:
     async def version(self, _request: Request) -> Response:
         return JSONResponse({"version": isthmus_shared.__version__})
 
+    async def openapi(self, _request: Request) -> Response:
+        return JSONResponse(document())
+
     async def never(self, _request: Request) -> Response:
         raise AssertionError("the generating paths are taken before the router")
 
@@ -179,20 +182,22 @@ class _Pages:
         model = self._frontend.hub.roster.model(body.get("model") if isinstance(body.get("model"), str) else None)
         ours = ("prompt", "messages", "model", "add_generation_prompt")
         known = {name: value for name, value in body.items() if name in ours}
-        token_ids = await self._frontend.preparer.tokenize(known)
+        token_ids = await self._frontend.preparer.tokenize(known, model)
         fields = {"count": len(token_ids), "max_model_len": model.max_model_len_tokens, "tokens": token_ids}
         return JSONResponse(fields)
 
     async def detokenize(self, request: Request) -> Response:
         """vLLM's: {"tokens": [...]} → {"prompt": text}."""
-        token_ids = (await self._body(request)).get("tokens")
+        body = await self._body(request)
+        token_ids = body.get("tokens")
         if (
             not isinstance(token_ids, list)
             or len(token_ids) > MAX_TOKENIZE
             or any(type(token_id) is not int or token_id < 0 for token_id in token_ids)
         ):
             raise InvalidRequest("tokens is invalid", why="it must be a list of token ids", param="tokens")
-        return JSONResponse({"prompt": self._frontend.preparer.text.tokenizer.decode(token_ids, special=True)})
+        text = self._frontend.preparer.text(str(body.get("model")))
+        return JSONResponse({"prompt": text.tokenizer.decode(token_ids, special=True)})
 
     async def _body(self, request: Request) -> dict[str, Any]:
         check_json(request.scope)

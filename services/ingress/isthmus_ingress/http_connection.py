@@ -14,11 +14,13 @@ from typing import Any, Protocol, cast
 import httptools
 
 from isthmus_ingress.http_exchange import WIRE, HttpExchange, Scope
-from isthmus_ingress.openai.errors import HeadTooLarge, RequestTimeout, error_json
+from isthmus_ingress.openai.errors import HeadTooLarge, RequestTimeout, TooManyConnections, error_headers, error_json
 from isthmus_shared.errors import InvalidRequest, IsthmusError
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's line and headers; browsers and proxies stay below 16 KiB."""
+HEADER_COST_BYTES = 32
+"""What a header counts beside its name and value, as in HTTP/2 (RFC 9113, 6.5.2): at most 1,985."""
 MAX_PIPELINED = 16
 """Requests that came before the one ahead of them was answered. Clients that do so at all send two or three."""
 HIGH_WATER_BYTES = 64 * 1024
@@ -42,6 +44,10 @@ class Host(Protocol):
     def date(self) -> bytes: ...
 
     def serve_one(self, exchange: HttpExchange) -> None: ...
+
+    def full(self) -> bool:
+        """Whether it has as many connections as it takes."""
+        ...
 
     def opened(self, connection: Connection) -> None: ...
 
@@ -83,14 +89,17 @@ class Connection(asyncio.Protocol):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self._peers = {"server": _address(transport, "sockname"), "client": _address(transport, "peername")}
+        if self._host.full():
+            self.refuse(TooManyConnections("this server has as many connections as it takes", todo="try again shortly"))
+            return
         self.open = True
         self._host.opened(self)
         self._after(self._host.limits.head_timeout_s, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.open = False
         self._no_timer()
         self.resume_writing()
+        self.open = False
         for exchange in (self._current, *self._pipelined):
             if exchange is not None:
                 exchange.gone()
@@ -142,7 +151,7 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value))
+        self._count_head(len(name) + len(value) + HEADER_COST_BYTES)
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
@@ -249,7 +258,9 @@ class Connection(asyncio.Protocol):
         body, status = error_json(error), HTTPStatus(error.http_status)
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n"
+            + "".join(f"{name}: {value}\r\n" for name, value in error_headers(error).items())
+            + "\r\n"
         )
         if self._current is None or not self._current.begun:
             self.transport.write(head.encode("ascii") + body)

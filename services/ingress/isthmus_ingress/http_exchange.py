@@ -140,8 +140,6 @@ class HttpExchange:
                 self._chunked = True
                 parts.append(b"transfer-encoding: chunked\r\n")
         self._left_bytes = length
-        if length is not None:
-            parts.append(b"content-length: %d\r\n" % length)
         if closes:
             parts.append(b"connection: close\r\n")
         parts.append(b"\r\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +25,9 @@ HEAD_TIMEOUT_S = 30.0
 """From a connection's opening, or a request's first byte, to the end of its head; a head is one packet or two."""
 WRITE_STALL_S = 30.0
 """A client that takes no bytes for so long is cut off."""
+MAX_CONNECTIONS = 8192
+OWN_FILES = 64
+"""File descriptors that are not clients': the bus, health pages, the event loop's."""
 BACKLOG = 2048
 _FAILED = IsthmusError("this server failed on the request", todo="tell its operator when it happened")
 
@@ -39,8 +43,10 @@ class ApiServer:
         head_timeout_s: float = HEAD_TIMEOUT_S,
         keep_alive_s: float = KEEP_ALIVE_S,
         write_stall_s: float = WRITE_STALL_S,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.limits = ConnectionLimits(head_timeout_s, keep_alive_s, write_stall_s)
+        self._max_connections = max_connections
         self.stopping = False
         self._app, self._grace_s = app, grace_s
         self.log = structlog.get_logger()
@@ -85,6 +91,9 @@ class ApiServer:
             self._date, self._date_s = f"date: {formatdate(now_s, usegmt=True)}\r\n".encode(), now_s
         return self._date
 
+    def full(self) -> bool:
+        return len(self.connections) >= self._max_connections
+
     def opened(self, connection: Connection) -> None:
         self.connections[connection] = None
         self._quiet.clear()
@@ -118,6 +127,17 @@ class ApiServer:
         exchange.start(500, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
         exchange.write(body)
         exchange.finish()
+
+
+def connections_possible(wanted: int) -> int:
+    """As many, or as this process may have files for, once its soft limit is raised as far as it may be: beyond that,
+    `accept` would fail, and clients would wait for nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + OWN_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - OWN_FILES))
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:

@@ -11,7 +11,7 @@ from isthmus_ingress.last_plan import LastPlan
 from isthmus_ingress.outcomes import OutcomeLog, outcome_of
 from isthmus_ingress.recent import RecentLatencies
 from isthmus_ingress.roster import Roster
-from isthmus_ingress.saga_types import BusBack, Event, WorkerGone
+from isthmus_ingress.saga_types import BusBack, Event, MoveWanted, WorkerGone
 from isthmus_shared.bus.port import Bus, Subscription
 from isthmus_shared.errors import ProtocolViolation
 from isthmus_shared.ids import RequestId
@@ -19,12 +19,14 @@ from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import WorkerHeartbeat, WorkerLost
 from isthmus_shared.messages.quick import QuickSteps, read_steps
 from isthmus_shared.messages.route import RoutePlan
-from isthmus_shared.messages.work import StepEvents
+from isthmus_shared.messages.work import MoveRequests, StepEvents
 from isthmus_shared.metrics import Metrics
 
 MAX_PENDING_EVENTS = 16384
 """Step messages not yet read. At one per worker and step that is seconds of a large cluster; a shed one is a gap
 that its sagas see, and re-plan."""
+MAX_MOVES = 8
+"""Sequences of one ingress that are paused and copied at the same time."""
 WATCH_S = 0.25
 """Between two looks for silent workers: half a heartbeat."""
 
@@ -68,12 +70,14 @@ class Hub:
             self._bus.subscribe(self._subject, max_pending=MAX_PENDING_EVENTS) as events,
             self._bus.subscribe(subjects.HEARTBEAT_WORKER) as beats,
             self._bus.subscribe(subjects.WORKER_LOST) as lost,
+            self._bus.subscribe(subjects.MOVE_REQUESTS) as moves,
             self._bus.subscribe(subjects.PLAN) as plans,
             asyncio.TaskGroup() as tasks,
         ):
             tasks.create_task(self._read_events(events))
             tasks.create_task(self._read_beats(beats))
             tasks.create_task(self._read_lost(lost))
+            tasks.create_task(self._read_moves(moves))
             tasks.create_task(self._read_plans(plans))
             tasks.create_task(self._watch())
             self.ready.set()
@@ -112,9 +116,12 @@ class Hub:
             except ProtocolViolation as error:
                 self._malformed(message.subject, error)
                 continue
-            gone = self.roster.beat(beat, now_s=loop.time())
-            if gone is not None:
-                self.tell_gone(gone)
+            news = self.roster.beat(beat, now_s=loop.time())
+            if isinstance(news, WorkerGone):
+                self.tell_gone(news)
+            elif news is not None:
+                self._log.info("worker.back", worker=beat.worker_id, worker_incarnation=news.incarnation)
+                self._tell(news)
             if not self.knows_model.is_set() and self.roster.models:
                 self.knows_model.set()
 
@@ -127,6 +134,34 @@ class Hub:
                 continue
             self.roster.lost(report.worker.incarnation)
             self.tell_gone(WorkerGone(report.worker.incarnation, f"{report.worker.worker_id}: {report.why}"))
+
+    async def _read_moves(self, moves: Subscription) -> None:
+        async for message in moves:
+            try:
+                asked = MoveRequests.decode(message.data)
+            except ProtocolViolation as error:
+                self._malformed(message.subject, error)
+                continue
+            await self._move_all(asked)
+
+    async def _move_all(self, asked: MoveRequests) -> None:
+        """A few sequences at a time, the longest last: those may have ended by then, and cost the most."""
+        life = asked.worker.incarnation
+        beat = self.roster.worker(life)
+        if beat is None or beat.relay is None:
+            return  # gone, or without a way to give anything away: its sequences finish there or are re-planned
+        wanted = MoveWanted(life, beat.relay, beat.model_fingerprint, beat.kv_form)
+        sagas = sorted((each for each in self.sagas if each.saga.decodes_on(life)), key=lambda each: each.known_tokens)
+        self._log.info("requests.moving", worker=asked.worker.worker_id, count=len(sagas), why=asked.why)
+        at_once = asyncio.Semaphore(MAX_MOVES)
+
+        async def move(saga: RunningSaga) -> None:
+            async with at_once:
+                await saga.move(wanted)
+
+        async with asyncio.TaskGroup() as tasks:
+            for saga in sagas:
+                tasks.create_task(move(saga))
 
     async def _read_plans(self, plans: Subscription) -> None:
         loop = asyncio.get_running_loop()

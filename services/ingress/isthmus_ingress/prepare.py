@@ -64,18 +64,28 @@ class Prepared:
 
 
 class Preparer:
-    """Knows the model's text; tokenizes long prompts on `executor` (which its owner shuts down)."""
+    """Knows the models' text; tokenizes long prompts on `executor` (which its owner shuts down). `text` is that of
+    every model that is not among `others`."""
 
-    def __init__(self, text: ModelText, executor: Executor, classes: SloClasses | None = None) -> None:
-        self.text, self._executor = text, executor
+    def __init__(
+        self,
+        text: ModelText,
+        executor: Executor,
+        others: Mapping[str, ModelText] | None = None,
+        classes: SloClasses | None = None,
+    ) -> None:
+        self._text, self._executor, self._others = text, executor, dict(others or {})
         self._classes = SloClasses() if classes is None else classes
+
+    def text(self, model_name: str) -> ModelText:
+        return self._others.get(model_name, self._text)
 
     async def chat(self, body: Mapping[str, Any], model: Model, tenant: Tenant) -> Prepared:
         request = parse_chat(body)
-        return self._prepared(request, model, (Prompt(await self._render(request), ""),), tenant)
+        return self._prepared(request, model, (Prompt(await self._render(request, model), ""),), tenant)
 
-    async def _render(self, request: ChatRequest) -> tuple[int, ...]:
-        template = self.text.chat_template
+    async def _render(self, request: ChatRequest, model: Model) -> tuple[int, ...]:
+        template = self.text(model.name).chat_template
         if template is None:
             why = "its folder holds no chat template"
             raise InvalidRequest("this model does not chat", why=why, todo="use /v1/completions", param="messages")
@@ -83,24 +93,24 @@ class Preparer:
         if request.add_generation_prompt is not None:
             options["add_generation_prompt"] = request.add_generation_prompt
         said = template.render([message.as_template_input() for message in request.messages], options)
-        return await self._encode(said, special=False, param="messages")
+        return await self._encode(said, model, special=False, param="messages")
 
-    async def tokenize(self, body: Mapping[str, Any]) -> tuple[int, ...]:
+    async def tokenize(self, body: Mapping[str, Any], model: Model) -> tuple[int, ...]:
         """Token ids of a chat's `messages` or of one `prompt`."""
         if "messages" in body:
-            return await self._render(parse_chat(body))
+            return await self._render(parse_chat(body), model)
         request = parse_completion(body)
-        return (await self._prompt(request.prompts[0], request)).token_ids
+        return (await self._prompt(request.prompts[0], request, model)).token_ids
 
     async def completion(self, body: Mapping[str, Any], model: Model, tenant: Tenant) -> Prepared:
         request = parse_completion(body)
-        prompts = [await self._prompt(prompt, request) for prompt in request.prompts]
+        prompts = [await self._prompt(prompt, request, model) for prompt in request.prompts]
         return self._prepared(request, model, tuple(prompts), tenant)
 
-    async def _prompt(self, prompt: str | list[int], request: CompletionRequest) -> Prompt:
-        tokenizer = self.text.tokenizer
+    async def _prompt(self, prompt: str | list[int], request: CompletionRequest, model: Model) -> Prompt:
+        tokenizer = self.text(model.name).tokenizer
         if isinstance(prompt, str):
-            token_ids = await self._encode(prompt, special=True, param="prompt")
+            token_ids = await self._encode(prompt, model, special=True, param="prompt")
             return Prompt(token_ids, prompt if request.echo else "")
         unknown = next((token for token in prompt if token >= tokenizer.vocab_size), None)
         if unknown is not None:
@@ -110,8 +120,8 @@ class Preparer:
             )
         return Prompt(tuple(prompt), tokenizer.decode(prompt) if request.echo else "")
 
-    async def _encode(self, text: str, *, special: bool, param: str) -> tuple[int, ...]:
-        tokenizer = self.text.tokenizer
+    async def _encode(self, text: str, model: Model, *, special: bool, param: str) -> tuple[int, ...]:
+        tokenizer = self.text(model.name).tokenizer
         if len(text) <= INLINE_TEXT_CHARS:
             token_ids = tokenizer.encode(text, special=special)
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from isthmus_ingress.saga_types import CancelReason, SagaState
-from isthmus_shared.errors import Cancelled, DeadlineExceeded, IsthmusError, PartyLost
+from isthmus_shared.errors import DeadlineExceeded, IsthmusError, PartyLost
 from isthmus_shared.ids import Generation, Incarnation
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.quick import QuickEvent
@@ -26,6 +26,7 @@ class Ended(Enum):
     GONE = "it died"
     CONSUMED = "decode has the KV"
     CANCELLED = "we cancelled it"
+    RELEASED = "decode has the KV, and what is retained of it was released"
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class Party:
     heard: bool = False
     """It has sent tokens."""
     handed_off: bool = False
-    """Prefill: its KV is sealed; only staged bytes are left to free."""
+    """Its KV is sealed; only staged bytes are left to free."""
     ended: Ended | None = None
     reason: CancelReason = "finished"
 
@@ -64,14 +65,13 @@ class Attempt:
     last_token_at_s: float = 0.0
     decode_accepted: bool = False
     start_sent: bool = False
+    """Or none is needed: the last token is known."""
+    resumed: bool = False
+    """Its KV was staged before it began."""
+    lost: tuple[IsthmusError, Incarnation | None] | None = None
+    """Why there is no decode side, while prefill goes on; and whose life to leave out next time."""
     resync_by_s: float | None = None
     """Set when the bus came back, until something is heard: what we wait for may have been said meanwhile."""
-
-    def ended_with_first_token(self, party: Party, seq: SequenceEvent) -> bool:
-        """Decode was cut off before prefill's first token is here: that token has ended the sequence, most likely, and
-        says so itself, on a way of its own."""
-        cut_off = seq.fault is not None and seq.fault.code == Cancelled.code
-        return cut_off and party.role is Role.DECODE and self.first_token_at_s is None
 
     def worker_deadline_s(self, left_s: float) -> float:
         """What a worker is given for its part, of the time that the request has left."""
@@ -86,6 +86,8 @@ class Attempt:
     def _due_s(self) -> float:
         limits = self.route.deadlines
         if self.first_token_at_s is None:
+            if self.resumed:
+                return self.submitted_at_s + max(limits.ttft_s, limits.transfer_s) + limits.stall_s
             return self.submitted_at_s + limits.ttft_s
         if self.decode_heard:
             return self.last_token_at_s + limits.stall_s
@@ -96,7 +98,7 @@ class Attempt:
         if self.resync_by_s is not None and now_s >= self.resync_by_s:
             return DeadlineExceeded(f"nothing was heard for {RESYNC_S:g} s after the bus came back"), None
         limits, decode = self.route.deadlines, self.route.decode.incarnation
-        if self.first_token_at_s is None:
+        if self.first_token_at_s is None and not self.resumed:
             asked = self.parties.get(Role.PREFILL)
             error = DeadlineExceeded(f"no first token within ttft_s = {limits.ttft_s:g} s")
             return error, decode if asked is None else asked.worker.incarnation
@@ -110,6 +112,19 @@ class Attempt:
             return False
         prefill = self.parties.get(Role.PREFILL)
         return prefill is None or (prefill.ended is not None and self.start_sent)
+
+    @property
+    def prefilling(self) -> bool:
+        """Somebody prefills, and is not done."""
+        prefill = self.parties.get(Role.PREFILL)
+        return prefill is not None and prefill.ended is None and not prefill.handed_off
+
+    def party(self, life: Incarnation, generation: Generation) -> Party | None:
+        """Whose words are taken: one of this attempt, of that life, in its own generation."""
+        for party in self.parties.values():
+            if party.worker.incarnation == life and party.generation == generation:
+                return party
+        return None
 
     @property
     def decode_heard(self) -> bool:
@@ -144,13 +159,16 @@ class Flow:
         return True
 
 
-def check_saga(state: SagaState, attempt: Attempt | None, parties: Iterable[Party]) -> None:
-    """What holds between a saga's state, its attempt, and every party that any attempt has asked."""
+def check_saga(state: SagaState, attempt: Attempt | None, kept: Party | None, parties: Iterable[Party]) -> None:
+    """What holds between a saga's state, its attempt, the party whose KV it keeps, and every party ever asked."""
     current = [] if attempt is None else list(attempt.parties.values())
+    if kept is not None:
+        current.append(kept)
     live = [party for party in parties if party.ended is None]
     assert all(any(party is ours for ours in current) for party in live), "a party of an older attempt has no end"
     if state in (SagaState.DONE, SagaState.FAILED):
         assert attempt is None
+        assert kept is None
         assert not live
     elif state is SagaState.QUEUED:
         assert attempt is None

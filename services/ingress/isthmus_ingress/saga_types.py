@@ -10,7 +10,7 @@ from isthmus_shared.errors import IsthmusError
 from isthmus_shared.ids import Generation, Incarnation
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.route import Route
-from isthmus_shared.messages.work import FinishReason, KvTicket, SequenceEvent, TokenLogprob, WorkerRef
+from isthmus_shared.messages.work import FinishReason, KvTicket, RelayRef, SequenceEvent, TokenLogprob, WorkerRef
 
 CancelReason = Literal["client_gone", "finished", "replanned", "deadline"]
 
@@ -25,11 +25,13 @@ class SagaState(StrEnum):
 
 
 class Call(StrEnum):
-    """Which of the three requests to a worker was answered."""
+    """Which of the requests to a worker was answered."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     START = "start"
+    SAVE = "save"
+    """Its generation is the new flow's."""
 
 
 # Events
@@ -78,6 +80,23 @@ class WorkerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerBack:
+    """One that had only fallen silent is heard again."""
+
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class MoveWanted:
+    """What decodes on that worker should go on elsewhere. What others need to know of it to fetch its KV."""
+
+    incarnation: Incarnation
+    relay: RelayRef
+    model_fingerprint: str
+    kv_form: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopFound:
     """The text so far ends in a stop string: no more tokens are wanted."""
 
@@ -105,7 +124,19 @@ class Tick:
 
 
 Event = (
-    Begin | Routed | RouteFailed | Answered | Output | WorkerGone | StopFound | ClientGone | BusBack | StepBroke | Tick
+    Begin
+    | Routed
+    | RouteFailed
+    | Answered
+    | Output
+    | WorkerGone
+    | WorkerBack
+    | MoveWanted
+    | StopFound
+    | ClientGone
+    | BusBack
+    | StepBroke
+    | Tick
 )
 
 
@@ -116,6 +147,10 @@ Event = (
 class AskRoute:
     generation: Generation
     exclude: tuple[Incarnation, ...]
+    staged: KvTicket | None = None
+    """The request's KV is there already."""
+    moving: MoveWanted | None = None
+    """It is about to be staged by that worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +163,9 @@ class Submit:
     output: tuple[int, ...]
     ticket: KvTicket | None
     deadline_s: float
+    """Of the worker's part."""
+    retain_s: float = 0.0
+    """Prefill: until the request's own time is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +173,32 @@ class Start:
     worker: WorkerRef
     generation: Generation
     first_token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Send SaveSequence: the sequence of attempt `generation` is to be staged as `transfer_generation`."""
+
+    worker: WorkerRef
+    generation: Generation
+    transfer_generation: Generation
+    deadline_s: float
+    retain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendRelease:
+    """What was fetched from that attempt's staging is not wanted again."""
+
+    worker: WorkerRef
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """For metrics and log: KV is fetched again instead of prefilled again; a sequence has left its worker, or stays."""
+
+    what: Literal["resumed", "moved", "stayed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,4 +234,4 @@ class End:
     error: IsthmusError | None
 
 
-Effect = AskRoute | Submit | Start | SendCancel | Deliver | Replanned | End
+Effect = AskRoute | Submit | Start | Save | SendCancel | SendRelease | Deliver | Replanned | Noted | End

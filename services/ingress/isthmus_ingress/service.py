@@ -14,11 +14,12 @@ from isthmus_ingress.exchange import Limits
 from isthmus_ingress.frontend import Frontend
 from isthmus_ingress.generate import HttpLimits
 from isthmus_ingress.http import ApiApp
-from isthmus_ingress.http_server import ApiServer, listen
+from isthmus_ingress.http_server import ApiServer, connections_possible, listen
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.nats_door import NatsDoor
 from isthmus_ingress.outcomes import tell
 from isthmus_ingress.prepare import Preparer
+from isthmus_ingress.releases import Releases
 from isthmus_ingress.roster import Roster
 from isthmus_ingress.slo import read_classes
 from isthmus_ingress.tenants import Keyring, read_tenants
@@ -45,7 +46,7 @@ class Ingress:
         load_text: Callable[[Path], ModelText] = load_model_text,
     ) -> None:
         self.runtime, self.config = runtime, runtime.config
-        self.roster = Roster(model_name=self.config.model_name)
+        self.roster = Roster(model_name=self.config.model_name, more=frozenset(self.config.more_models))
         self.address: str | None = None
         self.listening = asyncio.Event()
         self.server: ApiServer | None = None
@@ -66,11 +67,12 @@ class Ingress:
         """Until `runtime.stopping`; then what has begun ends first."""
         with ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer") as executor:
             text = self._load_text(self.config.model)
+            others = {name: self._load_text(folder) for name, folder in self.config.more_models.items()}
             async with asyncio.TaskGroup() as service:
                 background = [service.create_task(self.hub.run(), name="hub")]
                 await self.hub.ready.wait()
                 async with asyncio.TaskGroup() as work:
-                    frontend = self._frontend(Preparer(text, executor, self._classes), work)
+                    frontend = self._frontend(Preparer(text, executor, others, self._classes), work)
                     door = NatsDoor(self.runtime, frontend, max_body_bytes=self.config.max_body_bytes)
                     background.append(service.create_task(door.run(), name="nats"))
                     serving = service.create_task(self._http(frontend), name="http") if self._serve_http else None
@@ -118,6 +120,7 @@ class Ingress:
             runtime.tracing,
             config.itl_target_s,
             self.hub.last_plan,
+            Releases(runtime.bus),
         )
         limits = Limits(config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight)
         return Frontend(preparer, self.hub, deps, limits, self._accepting, keyring=self._keyring)
@@ -137,7 +140,12 @@ class Ingress:
         with listen(config.host, config.port, shared=config.share_port) as listener:
             host, port = listener.getsockname()[:2]
             self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            self.server = ApiServer(app, grace_s=config.shutdown_grace_s, write_stall_s=config.write_stall_s)
+            self.server = ApiServer(
+                app,
+                grace_s=config.shutdown_grace_s,
+                write_stall_s=config.write_stall_s,
+                max_connections=connections_possible(config.max_connections),
+            )
             self.runtime.log.info("http.listening", address=self.address)
             self.listening.set()
             await self.server.serve(sockets=[listener])

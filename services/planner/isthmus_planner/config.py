@@ -55,7 +55,7 @@ class PlannerConfig(ServiceConfig):
         default=MAX_HASHES,
         gt=0,
         le=10**9,
-        description="Cached prefixes remembered, over all workers; each takes 100 bytes",
+        description="Cached prefixes remembered, over all workers; each takes 120 bytes",
     )
 
     leader: LeaderPolicy = Field(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from isthmus_planner.admission.control import MAX_LINE, Go, Refuse
+from isthmus_planner.admission.control import MAX_LINE, Decision, Go, Refuse, Wait
 from isthmus_planner.admission.holding import Holding
 from isthmus_planner.config import LeaderPolicy, PlannerConfig
 from isthmus_planner.cost.speeds import prior_costs
@@ -54,6 +54,7 @@ WARM_S = 3 * HEARTBEAT_INTERVAL_S
 class PlannerService:
     def __init__(self, runtime: ServiceRuntime[PlannerConfig]) -> None:
         self._runtime = runtime
+        self._log = runtime.log.bind()  # whose level is settled: what is below it costs nothing
         self._policy = runtime.config.policy()
         self._registry = Registry()
         self._desk = Desk(self._policy, runtime.config.admission(), self._choose)
@@ -103,6 +104,7 @@ class PlannerService:
                         listening=listening[0],
                         concurrency=MAX_LINE + MAX_AT_ONCE,
                         max_pending=MAX_LINE + MAX_AT_ONCE,
+                        at_once=self.route_at_once,
                     ),
                     self._holding.run(lambda request, refuse: self._refused(request, refuse.error)),
                     rt.serve(
@@ -129,9 +131,16 @@ class PlannerService:
                 loop.cancel()
 
     async def route(self, request: RouteRequest) -> RouteReply:
+        return self._answer(request, await self._holding.wait(request))
+
+    def route_at_once(self, request: RouteRequest) -> RouteReply | None:
+        """None: it has to wait in line."""
         if not request.waited_s:
             self._roles.routed(request)
-        decision = await self._holding.decide(request)
+        decision = self._holding.offer(request)
+        return None if isinstance(decision, Wait) else self._answer(request, decision)
+
+    def _answer(self, request: RouteRequest, decision: Decision) -> RouteReply:
         match decision:
             case Go():
                 return self._routed(request, decision.choice)
@@ -146,7 +155,7 @@ class PlannerService:
     def _refused(self, request: RouteRequest, error: IsthmusError) -> None:
         self._explanations.refused(request.request_id, error)
         self._runtime.metrics.routes.labels("none", error.code).inc()
-        self._runtime.log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
+        self._log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
 
     def _routed(self, request: RouteRequest, choice: Choice) -> RouteReply:
         self._explanations.committed(request.request_id)
@@ -154,7 +163,7 @@ class PlannerService:
         self._routes += 1
         metrics.routes.labels(route.mode.value, "ok").inc()
         metrics.route_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
-        self._runtime.log.debug(
+        self._log.debug(
             "route.chosen",
             request=request.request_id,
             mode=route.mode.value,
@@ -264,6 +273,7 @@ class PlannerService:
         self._runtime.log.warning("worker.lost", worker=lost.worker.worker_id, cause=cause, why=lost.why)
 
     def _count(self) -> None:
+        self._runtime.metrics.planner_prefix_hashes.set(len(self._caches.index))
         counts = {(role, state): 0 for role in Role for state in ProcessState}
         for worker in self._registry.workers:
             for role in worker.roles:

@@ -33,13 +33,16 @@ class PrefillRole:
         Raises the typed refusal, and then nothing is held: `StaleParty`, `Cancelled`, `Draining`, `TransferFailed`,
         `StagingFull`, or what the engine refuses.
         """
+        now_s = asyncio.get_running_loop().time()
         record = Record(
             request_id=message.request_id,
             generation=message.generation,
             events_subject=message.events_subject,
-            deadline_at_s=asyncio.get_running_loop().time() + message.deadline_s,
+            deadline_at_s=now_s + message.deadline_s,
             next_index=message.output_offset,
             transfer_id=message.transfer_id,
+            transfer_generation=message.generation,
+            retain_until_s=now_s + message.retain_s,
             is_prefill=True,
         )
         await sessions.admit(record, message.incarnation)
@@ -52,6 +55,7 @@ class PrefillRole:
                 manifest,
                 deadline_s=message.deadline_s,
                 wait_s=min(self._staging_wait_s, message.deadline_s),
+                retain_s=message.retain_s,
             )
             sessions.wanted(record)
             sessions.to_engine(record, message)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Protocol
 
 import structlog
 
@@ -58,6 +59,48 @@ class _Wire:
         """(this end, the other one)."""
         first, second = self.ends
         return (first, second) if first.lane == lane else (second, first)
+
+
+class Lanes(Protocol):
+    """How long things take between two nodes."""
+
+    def latency_s(self) -> float: ...
+
+    def send_s(self, here: str, there: str, size_bytes: int, now_s: float) -> float:
+        """Until a chunk that is given to a lane now has left."""
+        ...
+
+
+@dataclass(frozen=True)
+class UnsteadyLanes:
+    """Each chunk on its own, by chance."""
+
+    rng: random.Random
+
+    def latency_s(self) -> float:
+        return self.rng.uniform(*LATENCY_S)
+
+    def send_s(self, here: str, there: str, size_bytes: int, now_s: float) -> float:
+        return self.latency_s() + size_bytes / BYTES_PER_S
+
+
+@dataclass
+class SteadyLanes:
+    """One chunk after the other, at one rate in each direction between two nodes."""
+
+    latency: float
+    bytes_per_s: float
+    carried_bytes: int = 0
+    _free_s: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def latency_s(self) -> float:
+        return self.latency
+
+    def send_s(self, here: str, there: str, size_bytes: int, now_s: float) -> float:
+        self.carried_bytes += size_bytes
+        until_s = max(now_s, self._free_s.get((here, there), 0.0)) + size_bytes / self.bytes_per_s
+        self._free_s[here, there] = until_s
+        return until_s - now_s
 
 
 class SimTransport:
@@ -120,6 +163,7 @@ class Fabric:
     def __init__(self, rng: random.Random) -> None:
         self.relays: dict[Incarnation, SimTransport] = {}
         self.corrupt_chance = self.late_chance = self.repeat_chance = 0.0
+        self.lanes: Lanes = UnsteadyLanes(rng)
         self.slowness: dict[str, float] = {}
         """By node: how much longer its lanes take than they should."""
         self.loop = world_loop()
@@ -155,7 +199,8 @@ class Fabric:
             return
         wire.sending[effect.lane, effect.out_of] = effect
         here, there = wire.of(effect.lane)
-        took_s = (self._latency_s() + effect.size_bytes / BYTES_PER_S) * self._slow(here, there)
+        nodes = here.transport.node, there.transport.node
+        took_s = self.lanes.send_s(*nodes, effect.size_bytes, self.loop.world_s) * self._slow(here, there)
         self._after(took_s, self._through, here, there, lambda: self._sent(wire, effect))
 
     # -- faults
@@ -190,7 +235,7 @@ class Fabric:
         self.loop.at_world(self.loop.world_s + delay_s, call, *args, context=self._context)
 
     def _latency_s(self) -> float:
-        return self._rng.uniform(*LATENCY_S)
+        return self.lanes.latency_s()
 
     def _slow(self, here: _End, there: _End) -> float:
         if not self.slowness:

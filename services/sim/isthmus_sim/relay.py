@@ -6,6 +6,7 @@ Simulated are the socket between client and daemon (`pipe`) and the lanes (`fabr
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from functools import partial
 from itertools import count
@@ -140,9 +141,10 @@ class SimLink(RelayClient):
 class Relay(Service):
     """A node's relay, over its lives."""
 
-    def __init__(self, world: World, name: str, *, slots: int) -> None:
+    def __init__(self, world: World, name: str, *, slots: int, bytes_per_s: float = math.inf) -> None:
+        """`bytes_per_s`: the ceiling of its lanes."""
         super().__init__(world, name)
-        self.node_id, self._slots = NodeId(name), slots
+        self.node_id, self._slots, self._bytes_per_s = NodeId(name), slots, bytes_per_s
         self.daemon: SimDaemon | None = None
         self._pipes = count(1)
 
@@ -160,6 +162,7 @@ class Relay(Service):
             pool_bytes=self._slots * SLOT_BYTES,
             slot_bytes=SLOT_BYTES,
             prefault=False,
+            rate_bytes_per_s=0.0 if math.isinf(self._bytes_per_s) else self._bytes_per_s,
             shutdown_grace_s=2.0,
         )
         runtime = ServiceRuntime(

@@ -22,10 +22,10 @@ from isthmus_planner.config import PlannerConfig
 from isthmus_planner.service import PlannerService
 from isthmus_prefill.role import PrefillRole
 from isthmus_shared.engines.batching import BatchingEngine
-from isthmus_shared.engines.config import EngineKind
+from isthmus_shared.engines.config import EngineConfig, EngineKind
 from isthmus_shared.engines.runner_port import RunnerInfo, StepResult
 from isthmus_shared.engines.sequence import Batch
-from isthmus_shared.engines.sim import SimRunner
+from isthmus_shared.engines.sim import SimRunner, StepCosts
 from isthmus_shared.errors import EngineFailed
 from isthmus_shared.ids import WorkerId
 from isthmus_shared.messages.base import WireMessage
@@ -105,7 +105,8 @@ class FencedRole:
 
 
 class Worker(Service):
-    """`able`: roles that may be assigned to it beside its own. `settings`: of its `WorkerConfig`, beside these."""
+    """`able`: roles that may be assigned to it beside its own. `settings`: of its `WorkerConfig`, beside these.
+    `engine` and `costs`: in place of what those give."""
 
     def __init__(
         self,
@@ -116,10 +117,13 @@ class Worker(Service):
         *,
         kv_layout: str,
         kv_blocks: int,
+        engine: EngineConfig | None = None,
+        costs: StepCosts | None = None,
         able: tuple[Role, ...] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(world, name)
+        self._engine_config, self._costs = engine, costs
         self.node = node
         self.host: WorkerHost | None = None
         self.engine: BatchingEngine | None = None
@@ -159,8 +163,8 @@ class Worker(Service):
             tracing=self.world.tracing,
         )
         async with runtime:
-            engine_config = config.engine_config()
-            runner = SlowableRunner(SimRunner(engine_config))
+            engine_config = self._engine_config or config.engine_config()
+            runner = SlowableRunner(SimRunner(engine_config, costs=self._costs))
             engine = BatchingEngine(runner, engine_config)
             me = WorkerRef(worker_id=config.id, incarnation=incarnation, node_id=config.node_id)
 

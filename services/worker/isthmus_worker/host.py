@@ -22,7 +22,7 @@ from isthmus_shared.messages.health import (
     WorkerLost,
 )
 from isthmus_shared.messages.prefix import PrefixSnapshotRequest
-from isthmus_shared.messages.work import Cancel, MoveRequests, SequenceEvent, StepFacts, WorkerRef
+from isthmus_shared.messages.work import Cancel, MoveRequests, Release, SequenceEvent, StepFacts, WorkerRef
 from isthmus_shared.runtime import ServiceRuntime
 from isthmus_worker.assignment import Assignments, Wanted
 from isthmus_worker.attachment import Attachment
@@ -150,6 +150,7 @@ class WorkerHost:
                 on_error=self._prefixes.refuse,
             ),
             rt.watch(subjects.HEARTBEAT_INGRESS, IngressHeartbeat, on_ingress),
+            rt.watch(subjects.worker_release(self.worker.worker_id), Release, self.sessions.release),
             self._sender.run(),
             self._prefixes.run(),
             self._attachment.run(self._beat_now, self.sessions.relay_lost),
@@ -266,12 +267,20 @@ class WorkerHost:
         await self._finish_within(self._runtime.config.drain_s, STOPPED)
 
     async def _finish_within(self, bound_s: float, fault: Fault) -> None:
-        """Until the engine works for nobody; what goes on longer ends with that fault."""
+        """Until the engine works for nobody. What is not done after half of the time is to move elsewhere; what is
+        still here at the end of it ends with that fault. (What is staged is the relay's, and stays.)"""
+        requests = self.sessions.requests
+        until_s = asyncio.get_running_loop().time() + bound_s
         try:
-            async with asyncio.timeout(bound_s):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(bound_s / 2):
+                    await self.sessions.idle.wait()
+            if requests.has_unfinished(prefill=False):
+                await self._move_away(fault.what)
+            async with asyncio.timeout_at(until_s):
                 await self.sessions.idle.wait()
         except TimeoutError:
-            await self.sessions.fail(self.sessions.requests.everything(), fault)
+            await self.sessions.fail(requests.running(), fault)
             with contextlib.suppress(TimeoutError):  # the engine lets go at its next step boundary
                 async with asyncio.timeout(FLUSH_S):
                     await self.sessions.idle.wait()

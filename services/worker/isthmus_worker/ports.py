@@ -23,9 +23,17 @@ class RelayLink(Protocol):
     def lost(self) -> asyncio.Event: ...
 
     async def open_sink(
-        self, transfer_id: TransferId, generation: Generation, manifest: KvManifest, *, deadline_s: float, wait_s: float
+        self,
+        transfer_id: TransferId,
+        generation: Generation,
+        manifest: KvManifest,
+        *,
+        deadline_s: float,
+        wait_s: float,
+        retain_s: float = 0.0,
     ) -> KvSink:
-        """Reserves staging for the whole transfer; waits at most `wait_s` for room, then `StagingFull`."""
+        """Reserves staging for the whole transfer; waits at most `wait_s` for room, then `StagingFull`. Once it was
+        fetched, it may be kept until `retain_s` for another to fetch."""
         ...
 
     async def open_source(self, ticket: KvTicket, *, deadline_s: float) -> KvSource: ...

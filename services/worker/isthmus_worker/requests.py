@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from isthmus_shared.engines.kv_port import KvSink, KvSource
@@ -25,6 +25,9 @@ MAX_STAGED = 16_384
 """Handed-over prefills that a Cancel can still find: a minute's worth at 270 a second."""
 MAX_CANCELLED = 8192
 """Cancelled generations remembered, oldest forgotten first: a Submit overtaken by its Cancel is milliseconds away."""
+
+
+Flow = tuple[TransferId, Generation]
 
 
 class Phase(StrEnum):
@@ -48,11 +51,17 @@ class Record:
     next_index: int = 0
     """Output index of the next token that this worker gives: what the ingress expects, in a fault too."""
     transfer_id: TransferId | None = None
+    transfer_generation: Generation = field(default=Generation(0))
+    """Of the flow: that of the attempt that staged it."""
+    retain_until_s: float = 0.0
+    """Loop time up to which its staged KV may be wanted again, if that is after its deadline."""
     is_prefill: bool = False
     phase: Phase = Phase.OPENING
     first_token_id: int | None = None
     """A StartDecode that came while its Submit was still being handled."""
     admitted_s: float = 0.0
+    claimed: bool = False
+    """Its flow is being fetched here, and nobody else of this worker may fetch it meanwhile."""
     sink: KvSink | None = None
     source: KvSource | None = None
     trace: WorkTrace | None = None
@@ -62,6 +71,16 @@ class Record:
     def engine_id(self) -> RequestId:
         """The engine's name for this attempt: two generations never meet under one id there."""
         return RequestId(f"{self.request_id}#{self.generation}")
+
+    @property
+    def flow(self) -> Flow | None:
+        """Its transfer's name at the relay."""
+        return None if self.transfer_id is None else (self.transfer_id, self.transfer_generation)
+
+    @property
+    def holds_flow(self) -> bool:
+        """Whether the engine may still touch its transfer's staging. (KV that was fetched is in its cache.)"""
+        return self.transfer_id is not None and (self.phase is not Phase.STREAMING or self.sink is not None)
 
     @property
     def needs_relay(self) -> bool:
@@ -76,7 +95,7 @@ class Requests:
         self._staged: OrderedDict[RequestId, Record] = OrderedDict()
         self._cancelled: OrderedDict[RequestId, Generation] = OrderedDict()
         self._deadlines: list[tuple[float, int, Record]] = []
-        self._admitted = 0
+        self._pushed = 0
 
     def __len__(self) -> int:
         return len(self._records) + len(self._staged)
@@ -115,8 +134,7 @@ class Requests:
         self._records[record.request_id] = record
         self._by_engine_id[record.engine_id] = record
         if record.deadline_at_s is not None:
-            self._admitted += 1
-            heapq.heappush(self._deadlines, (record.deadline_at_s, self._admitted, record))
+            self._set_deadline(record, record.deadline_at_s)
         return known
 
     def stage(self, record: Record) -> None:
@@ -126,6 +144,8 @@ class Requests:
         """
         assert self._records.get(record.request_id) is record
         record.phase, record.sink = Phase.STAGED, None
+        if record.deadline_at_s is None or record.deadline_at_s < record.retain_until_s:
+            self._set_deadline(record, record.retain_until_s)
         del self._records[record.request_id]
         del self._by_engine_id[record.engine_id]
         self._staged[record.request_id] = record
@@ -170,7 +190,7 @@ class Requests:
 
     def next_deadline_s(self) -> float | None:
         """The earliest deadline that still binds."""
-        while self._deadlines and not self._binds(self._deadlines[0][2]):
+        while self._deadlines and not self._binds(self._deadlines[0]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
@@ -185,6 +205,10 @@ class Requests:
         """Everything held for those ingresses."""
         wanted = set(subjects)
         return [record for record in self.everything() if record.events_subject in wanted]
+
+    def running(self) -> list[Record]:
+        """Those that the engine works for, or will."""
+        return list(self._records.values())
 
     def everything(self) -> list[Record]:
         return [*self._records.values(), *self._staged.values()]
@@ -203,8 +227,14 @@ class Requests:
     def _get(self, request_id: RequestId) -> Record | None:
         return self._records.get(request_id) or self._staged.get(request_id)
 
-    def _binds(self, record: Record) -> bool:
-        return self.holds(record) and record.phase is not Phase.STREAMING
+    def _set_deadline(self, record: Record, at_s: float) -> None:
+        record.deadline_at_s = at_s
+        self._pushed += 1
+        heapq.heappush(self._deadlines, (at_s, self._pushed, record))
+
+    def _binds(self, entry: tuple[float, int, Record]) -> bool:
+        at_s, _, record = entry
+        return self.holds(record) and record.phase is not Phase.STREAMING and record.deadline_at_s == at_s
 
     def _drop(self, record: Record) -> None:
         if self._staged.pop(record.request_id, None) is None:

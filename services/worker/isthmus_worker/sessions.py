@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from structlog.typing import FilteringBoundLogger
 
 from isthmus_shared.engines.port import Engine, EngineRequest, SequenceOutput, StepReport
-from isthmus_shared.errors import Cancelled, DeadlineExceeded, Draining, Fault, IsthmusError, StaleParty
-from isthmus_shared.ids import Generation, Incarnation, RequestId, TransferId
+from isthmus_shared.errors import Cancelled, DeadlineExceeded, Draining, Fault, IsthmusError, StaleParty, Unavailable
+from isthmus_shared.ids import Incarnation, RequestId
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.work import (
     Ack,
     Cancel,
     FinishReason,
+    Release,
     SequenceEvent,
     StartDecode,
     SubmitDecode,
@@ -32,12 +33,15 @@ from isthmus_shared.tracing import NullTracing, Tracing, incoming
 from isthmus_worker.attachment import Attachment
 from isthmus_worker.liveness import IngressLife
 from isthmus_worker.outbox import Addressed
-from isthmus_worker.requests import Phase, Record, Requests
+from isthmus_worker.requests import Flow, Phase, Record, Requests
 from isthmus_worker.work_trace import WorkTrace
 
 Publish = Callable[[list[Addressed]], Awaitable[None]]
 
 REPLACED = Fault(code=Cancelled.code, what="a newer attempt at this request has come")
+LET_GO_S = 2.0
+"""For an engine's step to end, and with it an older attempt."""
+RELEASED = Fault(code=Cancelled.code, what="the request is over")
 DEADLINE = Fault(
     code=DeadlineExceeded.code,
     what="the transfer's deadline has passed",
@@ -48,10 +52,9 @@ DEADLINE = Fault(
 
 @dataclass(frozen=True, slots=True)
 class _Closing:
-    """A transfer whose sequence the engine is about to let go."""
+    """A record whose sequence the engine is about to let go, and its transfer with it."""
 
-    transfer_id: TransferId
-    generation: Generation
+    record: Record
     fault: Fault
 
 
@@ -85,6 +88,8 @@ class Sessions:
         self._log = log
         self._tracing = tracing or NullTracing()
         self._closing: dict[RequestId, _Closing] = {}
+        self._claims: dict[Flow, asyncio.Event] = {}
+        """Flows that are being fetched here; set when one is let go."""
 
     # ------------------------------------------------------------------ in
 
@@ -140,8 +145,34 @@ class Sessions:
             )
         )
         record.phase = Phase.ACTIVE
+        if record.source is None:
+            self._metrics.prefix_cache_queries.inc(len(message.token_ids))
         if record.first_token_id is not None:
             self.engine.start_decode(record.engine_id, record.first_token_id)
+
+    async def claim_flow(self, record: Record) -> None:
+        """Before its source is opened: an earlier attempt of this worker's at the same flow must have let go of it.
+
+        Raises `Unavailable` if that takes too long.
+        """
+        flow = record.flow
+        assert flow is not None
+        try:
+            async with asyncio.timeout(LET_GO_S):
+                while (earlier := self._claims.get(flow)) is not None:
+                    await earlier.wait()
+        except TimeoutError:
+            raise Unavailable(
+                f"an earlier attempt at request {record.request_id} is still being ended", retry_after_s=1.0
+            ) from None
+        self._claims[flow] = asyncio.Event()
+        record.claimed = True
+
+    def _let_go(self, record: Record) -> None:
+        """Nothing here touches its flow any more."""
+        if record.claimed and record.flow is not None:
+            record.claimed = False
+            self._claims.pop(record.flow).set()
 
     def not_in_engine(self, record: Record, fault: Fault) -> None:
         """The submit came to nothing: what was opened for it is given back."""
@@ -150,6 +181,7 @@ class Sessions:
             record.sink.abort(fault)
         if record.source is not None:
             record.source.release()
+        self._let_go(record)
         self._note_idle()
 
     def wanted(self, record: Record) -> None:
@@ -181,6 +213,16 @@ class Sessions:
             await self._free(record, Fault(code=Cancelled.code, what=f"the ingress cancelled: {message.reason}"))
         return Ack()
 
+    async def release(self, message: Release) -> None:
+        """Those requests are over: what is staged or retained for them is nobody's any more."""
+        if message.incarnation != self.worker.incarnation:
+            return
+        for each in message.released:
+            record = self.requests.find(each.request_id, each.generation)
+            if record is not None and record.phase is Phase.STAGED:
+                self.requests.end(record)
+                await self._free(record, RELEASED)
+
     # ----------------------------------------------------------------- out
 
     async def take_report(self, report: StepReport) -> None:
@@ -208,7 +250,7 @@ class Sessions:
             logprobs=output.logprobs,
             finish=output.finish,
             fault=output.fault,
-            cached_tokens=output.cached_tokens,
+            cached_tokens=self._note_cached(record, output),
         )
         record.next_index = output.output_index + len(output.token_ids)
         if record.trace is not None:
@@ -221,12 +263,20 @@ class Sessions:
             self.requests.stage(record)
         elif output.finish is not None:
             self.requests.end(record)
+            self._let_go(record)
             if record.is_prefill:  # no hand-over follows, so nobody will fetch what was staged
-                await self._abort_transfer(record.transfer_id, record.generation, _no_handover(output))
+                await self._abort_transfer(record.flow, _no_handover(output))
         elif not record.is_prefill and record.phase is not Phase.STREAMING:
             record.phase = Phase.STREAMING
             self._note_landed(record)
         return record.events_subject, event
+
+    def _note_cached(self, record: Record, output: SequenceOutput) -> int:
+        """Tokens of the prompt that cost nothing here: told once, and never of a prompt whose KV was loaded."""
+        if record.phase is not Phase.ACTIVE or record.source is not None:
+            return 0
+        self._metrics.prefix_cache_hits.inc(output.cached_tokens)
+        return output.cached_tokens
 
     def _note_landed(self, record: Record) -> None:
         """The engine has taken the KV over, and let go of the source."""
@@ -235,6 +285,7 @@ class Sessions:
             took_s = asyncio.get_running_loop().time() - record.admitted_s
             self._metrics.worker_transfer_seconds.observe(took_s)
             record.source = None
+            self._let_go(record)
 
     async def fail(self, records: list[Record], fault: Fault) -> None:
         """Ends those records and tells their ingresses why."""
@@ -266,29 +317,30 @@ class Sessions:
             record.trace.failed(fault)
         match record.phase:
             case Phase.OPENING:
-                await self._abort_transfer(record.transfer_id, record.generation, fault)  # hastens a waiting open
+                await self._abort_transfer(record.flow, fault)  # hastens a waiting open
             case Phase.ACTIVE | Phase.STREAMING:
-                if record.transfer_id is not None:
-                    self._closing[record.engine_id] = _Closing(record.transfer_id, record.generation, fault)
+                if record.holds_flow:
+                    self._closing[record.engine_id] = _Closing(record, fault)
                 self.engine.abort(record.engine_id)
             case Phase.STAGED:
-                await self._abort_transfer(record.transfer_id, record.generation, fault)
+                await self._abort_transfer(record.flow, fault)
         self._note_idle()
 
     async def _close(self, engine_id: RequestId) -> None:
         """The engine has let go of a sequence whose record had ended before."""
         closing = self._closing.pop(engine_id, None)
         if closing is not None:
-            await self._abort_transfer(closing.transfer_id, closing.generation, closing.fault)
+            await self._abort_transfer(closing.record.flow, closing.fault)
+            self._let_go(closing.record)
 
-    async def _abort_transfer(self, transfer_id: TransferId | None, generation: Generation, fault: Fault) -> None:
+    async def _abort_transfer(self, flow: Flow | None, fault: Fault) -> None:
         link = self.attachment.link
-        if transfer_id is None or link is None or link.lost.is_set():
+        if flow is None or link is None or link.lost.is_set():
             return
         try:
-            await link.abort(transfer_id, generation, fault)
+            await link.abort(*flow, fault)
         except IsthmusError as error:
-            self._log.warning("transfer.abort_failed", transfer=transfer_id, error=error.text)
+            self._log.warning("transfer.abort_failed", transfer=flow[0], error=error.text)
 
     async def no_more_of(self, role: Role) -> None:
         """Returns once the engine works for no request of that role."""

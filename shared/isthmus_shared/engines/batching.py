@@ -10,22 +10,24 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
 
+from isthmus_shared.engines.checks import ABORTED, check_tokens, check_transfer, ended, limits_of
 from isthmus_shared.engines.config import EngineConfig
+from isthmus_shared.engines.giving import Giving
+from isthmus_shared.engines.kv_port import KvSink
 from isthmus_shared.engines.port import EngineInfo, EngineLoad, EngineRequest, SequenceOutput, StepReport
 from isthmus_shared.engines.prefix_log import PrefixLog
 from isthmus_shared.engines.reports import ReportQueue, SpeedMeter
 from isthmus_shared.engines.runner_port import RUNNER_FAULTS, Runner, RunnerInfo, WorkResult, step_fault
-from isthmus_shared.engines.scheduler import Scheduler, SchedulerLimits
+from isthmus_shared.engines.scheduler import Scheduler
 from isthmus_shared.engines.sequence import Batch, Phase, Work
 from isthmus_shared.engines.sequence import Sequence as SequenceState
 from isthmus_shared.errors import (
-    Cancelled,
     Draining,
     EngineFailed,
     Fault,
     InvalidRequest,
     IsthmusError,
-    ManifestMismatch,
+    StaleParty,
     TransferFailed,
 )
 from isthmus_shared.ids import RequestId
@@ -34,8 +36,6 @@ from isthmus_shared.messages.work import FinishReason
 
 MAX_FAILURES_IN_A_ROW = 3
 """Steps that may raise in a row before the engine gives up: a bad batch is survived, a broken device is not."""
-
-_CANCELLED = Cancelled("the sequence was aborted")
 
 
 class EngineState(StrEnum):
@@ -60,6 +60,7 @@ class BatchingEngine:
         self._group: asyncio.TaskGroup
         self._info: RunnerInfo
         self._scheduler: Scheduler
+        self._giving: Giving
         self.state = EngineState.NEW
 
     # -- the port ---------------------------------------------------------------------------------------------------
@@ -67,19 +68,9 @@ class BatchingEngine:
     async def start(self) -> EngineInfo:
         assert self.state is EngineState.NEW, "an engine starts once"
         info = self._info = await self._start_runner()
-        capacity_tokens = info.blocks_total * info.layout.block_tokens
-        limit = min(info.max_model_len_tokens, capacity_tokens, self._config.max_model_len_tokens or capacity_tokens)
-        self._scheduler = Scheduler(
-            SchedulerLimits(
-                block_tokens=info.layout.block_tokens,
-                blocks_total=info.blocks_total,
-                max_model_len_tokens=limit,
-                max_running=self._config.max_batch,
-                prefill_chunk_tokens=self._config.prefill_chunk_tokens,
-                max_waiting=self._config.max_waiting,
-                prefix_cache=self._config.prefix_cache,
-            )
-        )
+        limits = limits_of(info, self._config)
+        self._scheduler = Scheduler(limits)
+        self._giving = Giving(self._scheduler)
         entered = asyncio.Event()
         self._owner = asyncio.create_task(self._own(entered), name="engine-steps")
         await entered.wait()
@@ -87,7 +78,7 @@ class BatchingEngine:
         return EngineInfo(
             model=self._config.model_name,
             model_fingerprint=info.shape.model_fingerprint,
-            max_model_len_tokens=limit,
+            max_model_len_tokens=limits.max_model_len_tokens,
             kv_layout=info.layout.describe(),
             kv_blocks_total=info.blocks_total,
             kv_block_tokens=info.layout.block_tokens,
@@ -103,8 +94,8 @@ class BatchingEngine:
             raise Draining(f"this engine is {self.state}")
         if request.request_id in self._by_id:
             raise InvalidRequest(f"request {request.request_id} is here already", param="request_id")
-        self._check_tokens(request.token_ids)
-        self._check_transfer(request)
+        check_tokens(request.token_ids, self._info.vocab_size)
+        check_transfer(request, self._info.shape)
         sequence = self._scheduler.submit(request)
         sequence.submitted_s = asyncio.get_running_loop().time()
         self._by_id[request.request_id] = sequence
@@ -127,13 +118,35 @@ class BatchingEngine:
         if sequence is not None:
             self._end_later(sequence, FinishReason.CANCELLED, None)
 
+    async def pause(self, request_id: RequestId) -> int:
+        paused = self._giving.asked(self._known(request_id))
+        self._wake.set()
+        return await paused
+
+    def save(self, request_id: RequestId, sink: KvSink) -> None:
+        sequence = self._known(request_id)
+        self._giving.save(sequence, sink, total_bytes=self.manifest(max(1, sequence.computed)).total_bytes)
+        self._wake.set()
+
+    def resume(self, request_id: RequestId) -> None:
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            self._giving.resume(sequence)
+            self._wake.set()
+
+    def _known(self, request_id: RequestId) -> SequenceState:
+        sequence = self._by_id.get(request_id)
+        if sequence is None or self.state is not EngineState.READY:
+            raise StaleParty(f"sequence {request_id} is not here", why="it has ended, or never was")
+        return sequence
+
     def steps(self) -> AsyncIterator[StepReport]:
         return self._reports.iterate()
 
     def load(self) -> EngineLoad:
         scheduler = self._scheduler
         return EngineLoad(
-            running=len(scheduler.running),
+            running=len(scheduler.running) + len(scheduler.paused),
             waiting=len(scheduler.waiting),
             loading=len(scheduler.loading),
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
@@ -154,7 +167,7 @@ class BatchingEngine:
     def check_invariants(self) -> None:
         """Raises AssertionError if a block, sequence or watcher is lost or held twice. For tests and diagnosis."""
         self._scheduler.check_invariants()
-        alive = {sequence.uid for sequence in self._everyone()}
+        alive = {sequence.uid for sequence in self._scheduler.everyone}
         assert set(self._watchers) <= alive, "a watcher outlived its sequence"
         assert {sequence.uid for sequence in self._by_id.values()} <= alive, "an ended sequence is still known"
 
@@ -204,12 +217,12 @@ class BatchingEngine:
         await self._runner.stop()  # first: its thread may still be writing to a sink
         fault = EngineFailed("the engine broke down", todo="restart the worker, and report its log").to_fault()
         outputs = []
-        for sequence in self._everyone():
+        for sequence in self._scheduler.everyone:
             if sequence.request.kv_load is not None:
                 sequence.request.kv_load.release()
-            if sequence.request.kv_save is not None:
-                sequence.request.kv_save.abort(fault)
-            outputs.append(_ended(sequence, sequence.next_output_index, FinishReason.ERROR, fault))
+            if sequence.sink is not None:
+                sequence.sink.abort(fault)
+            outputs.append(ended(sequence, sequence.next_output_index, FinishReason.ERROR, fault))
         await self._emit(outputs)
 
     async def _step_until_stopped(self) -> None:
@@ -217,15 +230,17 @@ class BatchingEngine:
         while self.state in (EngineState.NEW, EngineState.READY):
             self._wake.clear()
             # Nothing may come between these two: a sequence that is to end must not be scheduled.
-            ended = self._apply_endings()
+            endings = self._apply_endings()
+            self._giving.take()
             batch = self._scheduler.schedule()
-            await self._emit(ended)
+            await self._emit(endings)
             if not batch.works:
                 await self._wake.wait()
                 continue
             fault = await self._step(batch)
+        self._giving.give_up(EngineFailed("the engine has stopped", todo="plan the request anew"))
         reason = FinishReason.CANCELLED if self.state is EngineState.STOPPED else FinishReason.ERROR
-        for sequence in self._everyone():
+        for sequence in self._scheduler.everyone:
             self._end_later(sequence, reason, fault if reason is FinishReason.ERROR else None)
         await self._emit(self._apply_endings())
 
@@ -270,6 +285,8 @@ class BatchingEngine:
 
     def _take_one(self, work: Work, result: WorkResult, index: int) -> SequenceOutput | None:
         sequence = work.sequence
+        if work.copies:
+            return self._copied(sequence, result)
         if work.load and sequence.request.kv_load is not None:
             sequence.request.kv_load.release()
         if result.fault is not None:
@@ -282,7 +299,7 @@ class BatchingEngine:
             finish = FinishReason.HANDOFF
         fault = None if finish is None else self._free(sequence, finish, None)
         if fault is not None:
-            return _ended(sequence, index, FinishReason.ERROR, fault)
+            return ended(sequence, index, FinishReason.ERROR, fault)
         return SequenceOutput(
             request_id=sequence.request.request_id,
             output_index=index,
@@ -293,8 +310,20 @@ class BatchingEngine:
             prefill=sequence.prefill_times() if index == sequence.request.output_offset else None,
         )
 
+    def _copied(self, sequence: SequenceState, result: WorkResult) -> SequenceOutput | None:
+        """A piece of a sequence that is given away; the last one ends it here."""
+        if result.fault is not None:
+            self._giving.keep(sequence, result.fault)
+            return None
+        if sequence.saved < sequence.computed:
+            return None
+        index = sequence.next_output_index
+        fault = self._free(sequence, FinishReason.HANDOFF, None)
+        return ended(sequence, index, FinishReason.HANDOFF if fault is None else FinishReason.ERROR, fault)
+
     def _fail_running(self, batch: Batch, fault: Fault) -> list[SequenceOutput]:
         self._scheduler.commit(batch, {}, {work.sequence.uid for work in batch.works})
+        self._giving.step_failed(batch, fault)
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW and self.state is EngineState.READY:
             self.state = EngineState.FAILED
@@ -316,12 +345,12 @@ class BatchingEngine:
     def _end(self, sequence: SequenceState, finish: FinishReason, fault: Fault | None) -> SequenceOutput:
         index = sequence.next_output_index
         self._free(sequence, finish, fault)
-        return _ended(sequence, index, finish, fault)
+        return ended(sequence, index, finish, fault)
 
     def _free(self, sequence: SequenceState, finish: FinishReason, fault: Fault | None) -> Fault | None:
         """Everything that the sequence holds, exactly once. A fault if its KV could not be sealed after all."""
         self._scheduler.finish(sequence)
-        request = sequence.request
+        request, sink = sequence.request, sequence.sink
         if self._by_id.get(request.request_id) is sequence:
             del self._by_id[request.request_id]
         watcher = self._watchers.pop(sequence.uid, None)
@@ -329,15 +358,15 @@ class BatchingEngine:
             watcher.cancel()
         if request.kv_load is not None:
             request.kv_load.release()
-        if request.kv_save is None:
+        if sink is None:
             return None
         if finish in (FinishReason.ERROR, FinishReason.CANCELLED):
-            request.kv_save.abort(fault or _CANCELLED.to_fault())
+            sink.abort(fault or ABORTED)
             return None
         try:
-            request.kv_save.seal()
+            sink.seal()
         except IsthmusError as error:
-            request.kv_save.abort(error.to_fault())
+            sink.abort(error.to_fault())
             return error.to_fault()
         return None
 
@@ -358,38 +387,13 @@ class BatchingEngine:
                 self._queued_with_kv(sequence)
 
     def _queued_with_kv(self, sequence: SequenceState) -> None:
-        first = sequence.tokens[-1]
-        finish = sequence.finish_after(first, sequence.request.output_offset, self._info.eos_token_ids)
-        if finish is not None:
-            self._end_later(sequence, finish, None)
+        if not sequence.request.resumes:
+            first = sequence.tokens[-1]
+            finish = sequence.finish_after(first, sequence.request.output_offset, self._info.eos_token_ids)
+            if finish is not None:
+                self._end_later(sequence, finish, None)
         self._wake.set()
 
     async def _emit(self, outputs: list[SequenceOutput]) -> None:
         if outputs:
             await self._reports.put(StepReport(tuple(outputs), step_s=0.0, prefill_tokens=0, decode_sequences=0))
-
-    def _everyone(self) -> list[SequenceState]:
-        scheduler = self._scheduler
-        return [*scheduler.running, *scheduler.waiting, *scheduler.loading.values()]
-
-    def _check_tokens(self, token_ids: tuple[int, ...]) -> None:
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._info.vocab_size:
-            raise InvalidRequest(
-                f"token ids must be below {self._info.vocab_size}, the vocabulary's size", param="prompt"
-            )
-
-    def _check_transfer(self, request: EngineRequest) -> None:
-        transfer = request.kv_save or request.kv_load
-        if transfer is None or not request.token_ids:
-            return
-        ours = self.manifest(len(request.token_ids)).total_bytes
-        if transfer.total_bytes != ours:
-            raise ManifestMismatch(
-                "the transfer's size is not this prompt's KV",
-                why=f"here {ours} bytes, there {transfer.total_bytes}",
-                param="total_bytes",
-            )
-
-
-def _ended(sequence: SequenceState, index: int, finish: FinishReason, fault: Fault | None) -> SequenceOutput:
-    return SequenceOutput(request_id=sequence.request.request_id, output_index=index, finish=finish, fault=fault)

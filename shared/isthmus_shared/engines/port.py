@@ -10,9 +10,14 @@ A request runs in one of three ways:
 * prefill only: `kv_save` given. The prompt's KV is written into the sink as it is computed, the first token is
   reported, and the sequence ends with `HANDOFF` (or with its real reason, if that one token ends it). Its KV blocks
   are free as soon as the sink is sealed.
-* decode only: `kv_load` given. The sequence costs nothing until the source is ready *and* `start_decode` has named
-  the first token; then, at a step boundary, blocks are allocated, the KV is copied in, the source is released and
-  the second token is computed.
+* decode only: `kv_load` given, for all of `token_ids`. The sequence costs nothing until the source is ready *and*
+  `start_decode` has named the first token; then, at a step boundary, blocks are allocated, the KV is copied in, the
+  source is released and the second token is computed.
+* resumed: `kv_load` given, for the first `kv_manifest.prompt_tokens` of `token_ids` only. As above, but nothing waits
+  for `start_decode`: the tokens that the source does not have are computed, and the next one is sampled.
+
+A sequence that decodes may be given away: `pause` takes it out at a step boundary, `save` writes its KV (of all tokens
+but the last, which has none yet) into a sink and ends it with `HANDOFF`; `resume` lets it go on instead.
 
 Sampling is a pure function of (seed, output index, logits), so a sequence may stop on one worker and go on on
 another and still give the same tokens.
@@ -59,6 +64,18 @@ class EngineRequest:
     """What `kv_load` holds; None: what this engine's own `manifest` says. The caller has found them exchangeable."""
     cache_salt: str = ""
     """Prefixes are shared between requests of one salt only."""
+
+    @property
+    def loaded_tokens(self) -> int:
+        """Tokens whose KV comes from `kv_load`."""
+        if self.kv_load is None:
+            return 0
+        return len(self.token_ids) if self.kv_manifest is None else self.kv_manifest.prompt_tokens
+
+    @property
+    def resumes(self) -> bool:
+        """Whether tokens after the loaded ones are known, so that no first token is waited for."""
+        return self.kv_load is not None and self.loaded_tokens < len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +153,27 @@ class Engine(Protocol):
 
     def abort(self, request_id: RequestId) -> None:
         """End a sequence with CANCELLED at the next step boundary (between prefill chunks too). Unknown: ignored."""
+        ...
+
+    async def pause(self, request_id: RequestId) -> int:
+        """Take a decoding sequence out at the next step boundary; returns the tokens whose KV it has, its last one's
+        left out. All that it has given by then is in the reports before. It keeps its blocks until `save`, `resume` or
+        `abort`.
+
+        Raises `StaleParty` when it is not here or ends meanwhile, and `Unavailable` when it does not decode (yet) or
+        this engine can't: then nothing has changed.
+        """
+        ...
+
+    def save(self, request_id: RequestId, sink: KvSink) -> None:
+        """Write a paused sequence's KV into that sink and end it: with HANDOFF once it is sealed, else with ERROR.
+
+        Raises `StaleParty` or `ManifestMismatch`, and then the caller still owns the sink.
+        """
+        ...
+
+    def resume(self, request_id: RequestId) -> None:
+        """Let a paused sequence go on. Unknown ids, and others, are ignored."""
         ...
 
     def steps(self) -> AsyncIterator[StepReport]:

@@ -7,7 +7,9 @@ Rules
   its blocks and computes its tokens anew later. Sampling depends on positions only, so its output is the same.
   No sequence may need more than the whole cache, hence the oldest always gets on, and so does each in its turn.
 * Decode-only sequences hold nothing until their KV and first token are there; then they queue like the others. They
-  may pass prefills that wait for the step's token budget, never one that waits for blocks.
+  may pass prefills that wait for the step's token budget, never one that waits for blocks. A resumed one has no first
+  token to wait for, and once its KV is loaded it computes the rest of its tokens as a prefill does.
+* A paused sequence keeps its blocks and computes nothing; what is given away of it leaves in pieces, one a step.
 * Sequences are freed between steps only: `finish` while a batch is out would free blocks that are being written.
 * Full blocks keep what is in them (`engines.blocks`): a sequence that is admitted takes over those with its prefix,
   and computes the rest, its last known token in any case. Two that compute the same block end up sharing it.
@@ -56,6 +58,7 @@ class Scheduler:
         self.loading: dict[int, Sequence] = {}
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.paused: dict[int, Sequence] = {}
         self.preemptions = 0
         self._next_uid = 0
         self._next_order = 0
@@ -95,7 +98,7 @@ class Scheduler:
         if request.kv_load is None:
             self._enqueue(sequence)
         else:
-            sequence.loads = True
+            sequence.loads, sequence.first_token_known = True, request.resumes
             self.loading[sequence.uid] = sequence
         return sequence
 
@@ -158,6 +161,7 @@ class Scheduler:
                 budget -= len(works[-1].tokens)
         if not preempted:
             self._admit(works, budget)
+        works += [self._copy(sequence) for sequence in self.paused.values() if sequence.given_to is not None]
         batch = Batch(tuple(works))
         self._out = batch if works else None
         return batch
@@ -183,16 +187,16 @@ class Scheduler:
         victim = self.running.pop()
         self.pool.release(victim.blocks)
         victim.phase, victim.computed, victim.prefill_until = Phase.WAITING, 0, len(victim.tokens)
-        victim.named, victim.foreign = 0, False
+        victim.foreign = False
         insort(self.waiting, victim, key=lambda sequence: sequence.order)
         self.preemptions += 1
         return victim
 
     def _admit(self, works: list[Work], budget: int) -> None:
         for sequence in list(self.waiting):
-            if len(self.running) >= self.limits.max_running:
+            if len(self.running) + len(self.paused) >= self.limits.max_running:
                 return
-            if not sequence.loads and budget <= 0:
+            if budget <= 0 and (not sequence.loads or sequence.request.resumes):
                 continue
             cached = self._cached(sequence)
             needed = self.blocks_for(min(len(sequence.tokens) + 1, sequence.kv_tokens_at_most)) - len(cached)
@@ -202,11 +206,13 @@ class Scheduler:
             self._give_blocks(sequence, cached)
             sequence.phase = Phase.RUNNING
             insort(self.running, sequence, key=lambda other: other.order)
-            if sequence.loads:
-                sequence.loads, sequence.foreign, sequence.computed = False, True, sequence.prefill_until
+            loads, sequence.loads = sequence.loads, False
+            if loads:
+                sequence.foreign, sequence.computed = True, sequence.request.loaded_tokens
+            if loads and not sequence.prefilling:
                 works.append(self._work(sequence, 1, prefill=False, load=True))
             else:
-                works.append(self._prefill(sequence, budget))
+                works.append(self._prefill(sequence, budget, load=loads))
                 budget -= len(works[-1].tokens)
 
     def _cached(self, sequence: Sequence) -> list[int]:
@@ -224,9 +230,23 @@ class Scheduler:
         if sequence.cached is None:
             sequence.cached = min(sequence.computed, sequence.prompt_tokens - sequence.request.output_offset)
 
-    def _prefill(self, sequence: Sequence, budget: int) -> Work:
+    def _prefill(self, sequence: Sequence, budget: int, *, load: bool = False) -> Work:
         count = min(budget, sequence.prefill_until - sequence.computed)
-        return self._work(sequence, count, prefill=True, load=False)
+        return self._work(sequence, count, prefill=True, load=load)
+
+    def _copy(self, sequence: Sequence) -> Work:
+        start = sequence.saved
+        end = min(sequence.computed, start + self.limits.prefill_chunk_tokens)
+        return Work(
+            sequence=sequence,
+            tokens=tuple(sequence.tokens[start:end]),
+            start=start,
+            block_table=tuple(sequence.blocks),
+            prefill=False,
+            load=False,
+            sample=False,
+            copies=True,
+        )
 
     def _work(self, sequence: Sequence, count: int, *, prefill: bool, load: bool) -> Work:
         start = sequence.computed
@@ -249,6 +269,9 @@ class Scheduler:
         self._out = None
         for work in batch.works:
             sequence = work.sequence
+            if work.copies:
+                sequence.saved = work.end
+                continue
             sequence.computed = work.end
             if work.sample and sequence.uid in sampled:
                 sequence.tokens.append(sampled[sequence.uid])
@@ -274,6 +297,21 @@ class Scheduler:
             sequence.blocks[place] = self.pool.keep(sequence.blocks[place], names[place], ending)
         sequence.named = full
 
+    def pause(self, sequence: Sequence) -> None:
+        """Take a decoding sequence out, between steps; it keeps its blocks."""
+        assert self._out is None, "a step under way computes it"
+        assert sequence.decoding, f"sequence {sequence.uid} does not decode"
+        self.running.remove(sequence)
+        sequence.phase = Phase.PAUSED
+        self.paused[sequence.uid] = sequence
+
+    def resume(self, sequence: Sequence) -> None:
+        """Back to those that run, at its old place."""
+        assert self._out is None, "a step under way copies it"
+        del self.paused[sequence.uid]
+        sequence.phase = Phase.RUNNING
+        insort(self.running, sequence, key=lambda other: other.order)
+
     def finish(self, sequence: Sequence) -> None:
         """Take it out of whatever state it is in and free its blocks. Once only, between steps."""
         assert self._out is None, "blocks of a step under way would be freed"
@@ -282,6 +320,8 @@ class Scheduler:
             del self.loading[sequence.uid]
         elif sequence.phase is Phase.WAITING:
             self.waiting.remove(sequence)
+        elif sequence.phase is Phase.PAUSED:
+            del self.paused[sequence.uid]
         else:
             self.running.remove(sequence)
         self.pool.release(sequence.blocks)
@@ -293,6 +333,10 @@ class Scheduler:
         return -(-tokens // self.limits.block_tokens)
 
     @property
+    def everyone(self) -> list[Sequence]:
+        return [*self.running, *self.waiting, *self.loading.values(), *self.paused.values()]
+
+    @property
     def stepping(self) -> bool:
         return self._out is not None
 
@@ -302,15 +346,15 @@ class Scheduler:
         return waiting + sum(max(0, s.prefill_until - s.computed) for s in self.running)
 
     def check_invariants(self) -> None:
-        everyone = [*self.loading.values(), *self.waiting, *self.running]
+        everyone = self.everyone
         self.pool.check_invariants([sequence.blocks for sequence in everyone])
         assert len({s.uid for s in everyone}) == len(everyone), "a sequence is in two states"
-        assert len(self.running) <= self.limits.max_running
+        assert len(self.running) + len(self.paused) <= self.limits.max_running
         assert [s.order for s in self.waiting] == sorted(s.order for s in self.waiting), "the queue lost its order"
         assert [s.order for s in self.running] == sorted(s.order for s in self.running)
         for sequence in everyone:
             assert len(set(sequence.blocks)) == len(sequence.blocks), f"sequence {sequence.uid} has a block twice"
-            if sequence.phase is Phase.RUNNING:
+            if sequence.phase in (Phase.RUNNING, Phase.PAUSED):
                 assert len(sequence.blocks) * self.limits.block_tokens >= sequence.computed
             else:
                 assert not sequence.blocks, f"sequence {sequence.uid} is {sequence.phase} and holds blocks"

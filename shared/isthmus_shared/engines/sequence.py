@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from isthmus_shared.engines.kv_port import KvSink
 from isthmus_shared.engines.port import EngineRequest, PrefillTimes
 from isthmus_shared.messages.work import FinishReason
 from isthmus_shared.prefix import PrefixChain
@@ -19,6 +20,8 @@ class Phase(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     """Holds blocks for all tokens it has computed."""
+    PAUSED = "paused"
+    """Holds its blocks and computes nothing: it is being given away."""
     DONE = "done"
 
 
@@ -39,7 +42,9 @@ class Sequence:
     prefill_until: int = 0
     """Tokens that must be computed before it decodes: the prompt, or everything so far after a preemption."""
     saved: int = 0
-    """Prompt tokens that are already in the sink; those of a step begin here, be they computed by it or cached."""
+    """Tokens that are already in the sink; those of a step begin here, be they computed by it or cached."""
+    given_to: KvSink | None = None
+    """Paused: where its KV goes."""
     loads: bool = False
     """Its KV comes from `kv_load` when it is admitted, instead of being computed."""
     source_ready: bool = False
@@ -71,6 +76,20 @@ class Sequence:
         return self.computed < self.prefill_until
 
     @property
+    def decoding(self) -> bool:
+        """Runs, and all but its last token have KV here."""
+        return self.phase is Phase.RUNNING and not self.prefilling and self.request.kv_save is None
+
+    @property
+    def sink(self) -> KvSink | None:
+        return self.request.kv_save if self.given_to is None else self.given_to
+
+    @property
+    def sink_tokens(self) -> int:
+        """What the sink's flow is for."""
+        return self.prompt_tokens if self.given_to is None else self.computed
+
+    @property
     def next_output_index(self) -> int:
         """Index in the output of the token that is sampled next."""
         return self.request.output_offset + len(self.tokens) - self.prompt_tokens
@@ -97,7 +116,8 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One sequence's part of a step: compute `tokens` (positions `start …`), after loading if it loads."""
+    """One sequence's part of a step: compute `tokens` (positions `start …`), after loading if it loads; or only copy
+    their KV into the sink."""
 
     sequence: Sequence
     tokens: tuple[int, ...]
@@ -107,10 +127,16 @@ class Work:
     load: bool
     sample: bool
     """These tokens are its last known ones: a next token comes out."""
+    copies: bool = False
+    """Nothing is computed."""
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    @property
+    def decodes(self) -> bool:
+        return not self.prefill and not self.copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +157,7 @@ class Batch:
 
     @property
     def decode_sequences(self) -> int:
-        return sum(not work.prefill for work in self.works)
+        return sum(work.decodes for work in self.works)
 
     @property
     def kv_loads(self) -> int:

@@ -12,11 +12,13 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from isthmus_shared.engines.config import EngineConfig
+from isthmus_shared.engines.config import EngineConfig, SimCosts
 from isthmus_shared.engines.runner_port import RunnerInfo, StepResult, WorkResult
 from isthmus_shared.engines.sequence import Batch, Work
 from isthmus_shared.engines.sequence import Sequence as SequenceState
@@ -39,9 +41,18 @@ Words = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 
 
+class StepCosts(Protocol):
+    def batch_s(self, batch: Batch) -> float:
+        """Seconds that a step with that work takes."""
+        ...
+
+
 class SimRunner:
-    def __init__(self, config: EngineConfig) -> None:
+    """`costs`: in place of the configuration's."""
+
+    def __init__(self, config: EngineConfig, *, costs: StepCosts | None = None) -> None:
         self._config = config
+        self._costs = costs or _Linear(config.sim.costs)
         self._layout = KvLayout.parse(config.kv_layout)
         fingerprint = hashlib.sha256(f"sim:{config.model_name}".encode()).hexdigest()
         self._shape = KvShape(
@@ -70,11 +81,7 @@ class SimRunner:
         """Nothing is held."""
 
     async def execute(self, batch: Batch) -> StepResult:
-        took_s = self._config.sim.costs.step_s(
-            prefill_tokens=batch.prefill_tokens,
-            decode_sequences=batch.decode_sequences,
-            resident_tokens=sum(work.end for work in batch.works if not work.prefill),
-        )
+        took_s = self._costs.batch_s(batch)
         await asyncio.sleep(took_s)
         return StepResult([self._result(work) for work in batch.works], took_s)
 
@@ -82,7 +89,8 @@ class SimRunner:
         try:
             if work.load:
                 self._verify(work.sequence)
-            self._cells.write(work)
+            if not work.copies:
+                self._cells.write(work)
             self._save(work)
         except IsthmusError as error:
             return WorkResult(fault=error.to_fault())
@@ -111,11 +119,11 @@ class SimRunner:
     # -- KV ---------------------------------------------------------------------------------------------------------
 
     def _save(self, work: Work) -> None:
-        sequence, sink = work.sequence, work.sequence.request.kv_save
+        sequence, sink = work.sequence, work.sequence.sink
         start = sequence.saved  # cached tokens before the step's own are saved with it
         if sink is None or start >= work.end:
             return
-        index = CanonicalIndex(self._shape.manifest(sequence.prompt_tokens))
+        index = CanonicalIndex(self._shape.manifest(sequence.sink_tokens))
         for layer in index.layers:
             for part in KvPart:
                 span = index.span(layer, part, start, work.end)
@@ -126,7 +134,7 @@ class SimRunner:
     def _verify(self, sequence: SequenceState) -> None:
         source = sequence.request.kv_load
         assert source is not None, "it loads"
-        index = CanonicalIndex(self._shape.manifest(sequence.prompt_tokens))
+        index = CanonicalIndex(self._shape.manifest(sequence.request.loaded_tokens))
         for layer in index.layers:
             for part in KvPart:
                 span = index.whole(layer, part)
@@ -152,6 +160,18 @@ class SimRunner:
         return _mix(rows[:, None] + columns[None, :]).astype("<u8").view(np.uint8).reshape(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    costs: SimCosts
+
+    def batch_s(self, batch: Batch) -> float:
+        return self.costs.step_s(
+            prefill_tokens=batch.prefill_tokens,
+            decode_sequences=batch.decode_sequences,
+            resident_tokens=sum(work.end for work in batch.works if work.decodes),
+        )
+
+
 class _Cells:
     """What is in the cache, one token id for each place; a loaded prompt's places are nobody else's, and say so."""
 
@@ -167,8 +187,10 @@ class _Cells:
         self._tokens[self._places(work, work.start, work.end)] = work.tokens
 
     def verify(self, work: Work) -> None:
-        there = self._tokens[self._places(work, 0, work.end)]
-        right = np.array_equal(there, np.asarray(work.sequence.tokens[: work.end], dtype=np.int32))
+        sequence = work.sequence
+        start = sequence.request.loaded_tokens if sequence.foreign else 0
+        there = self._tokens[self._places(work, start, work.end)]
+        right = np.array_equal(there, np.asarray(sequence.tokens[start : work.end], dtype=np.int32))
         assert right, f"sequence {work.sequence.uid} was given blocks of another prefix"
 
     def _places(self, work: Work, start: int, end: int) -> npt.NDArray[np.int64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -23,11 +24,13 @@ async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def connection(head_timeout_s: float) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connection(
+    head_timeout_s: float, **limits: Any
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """To a server that answers everything with {}."""
     with listen("127.0.0.1", 0) as listener:
         host, port = listener.getsockname()
-        server = ApiServer(app, grace_s=1, head_timeout_s=head_timeout_s)
+        server = ApiServer(app, grace_s=1, head_timeout_s=head_timeout_s, **limits)
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(server.serve(sockets=[listener]))
             reader, writer = await asyncio.open_connection(host, port)
@@ -67,7 +70,8 @@ async def test_it_is_the_same_for_a_connections_second_request() -> None:
 async def test_what_is_too_large_for_a_head_is_refused_by_that_name() -> None:
     one = b"GET / HTTP/1.1\r\nx-large: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n"
     many = b"GET / HTTP/1.1\r\n" + b"x-small: a\r\n" * (MAX_HEAD_BYTES // 8) + b"\r\n"
-    for head in (one, many):
+    tiny = b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 2100 + b"\r\n"  # of few bytes, and of many objects
+    for head in (one, many, tiny):
         async with connection(WAIT_S) as (reader, writer):
             writer.write(head)
             answer = await reader.readuntil(b"\r\n\r\n")
@@ -93,3 +97,48 @@ async def test_a_head_below_the_bound_is_answered_and_the_connection_stays() -> 
         for _ in range(3):
             writer.write(b"GET / HTTP/1.1\r\nx-large: " + b"a" * (MAX_HEAD_BYTES - 100) + b"\r\n\r\n")
             assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
+    async with connection(WAIT_S, keep_alive_s=LATE_S) as (reader, writer):
+        for _ in range(3):
+            writer.write(ASK)
+            assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200 ")
+        assert await reader.read() == b""
+
+
+async def test_one_connection_too_many_is_told_so_and_the_others_stay() -> None:
+    async with connection(WAIT_S, max_connections=1) as (reader, writer):
+        writer.write(ASK)
+        assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200 ")
+        host, port = writer.get_extra_info("peername")
+        second, too_many = await asyncio.open_connection(host, port)
+        refusal = await second.read()
+        assert refusal.startswith(b"HTTP/1.1 503 ")
+        assert b"too_many_connections" in refusal
+        assert b"\r\nretry-after: 1\r\n" in refusal
+        too_many.close()
+        await too_many.wait_closed()
+        writer.write(ASK)
+        assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"content-length: 5\r\ntransfer-encoding: chunked\r\n",
+        b"content-length: 5\r\ncontent-length: 6\r\n",
+        b"content-length: -1\r\n",
+        b"content-length: 1e3\r\n",
+        b"transfer-encoding: chunked, identity\r\n",
+        b"transfer-encoding : chunked\r\n",
+        b" content-length: 5\r\n",
+    ],
+)
+async def test_a_body_whose_end_two_readers_would_see_differently_is_refused(framing: bytes) -> None:
+    """What a proxy in front would take for one request, and this server for two, or the other way round."""
+    async with connection(WAIT_S) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\n" + framing + b"\r\n0\r\n\r\nGET /stolen HTTP/1.1\r\n\r\n")
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1

@@ -31,7 +31,7 @@ def packed(pack: Any, body: dict[str, Any]) -> bytes:
 async def stream_of(bus: Bus, subject: str, data: bytes, headers: dict[str, str]) -> list[BusMessage]:
     inbox = bus.new_inbox()
     found: list[BusMessage] = []
-    async with asyncio.timeout(5), bus.subscribe(inbox) as replies:
+    async with asyncio.timeout(60), bus.subscribe(inbox) as replies:
         await bus.publish(subject, data, reply=inbox, headers=headers)
         async for message in replies:
             found.append(message)

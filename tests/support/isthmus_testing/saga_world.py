@@ -27,6 +27,11 @@ def worker(name: str) -> WorkerRef:
     return WorkerRef(worker_id=WorkerId(name), incarnation=Incarnation(f"life-{name}"), node_id=NodeId(f"node-{name}"))
 
 
+def staged_route(life: int) -> Route:
+    """Over `d<life>`, which is to fetch what is staged."""
+    return make_route(life).model_copy(update={"prefill": None})
+
+
 def make_route(life: int, *, aggregated: bool = False, limits: Deadlines = LIMITS) -> Route:
     """A route over workers of that life, `p<life>` and `d<life>`."""
     return Route(

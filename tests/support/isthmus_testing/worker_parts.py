@@ -37,7 +37,12 @@ class ToldEngine:
         self.held: dict[RequestId, EngineRequest] = {}
         self.started: list[tuple[RequestId, int]] = []
         self.aborted: list[RequestId] = []
+        self.paused: list[RequestId] = []
+        self.resumed: list[RequestId] = []
+        self.saving: dict[RequestId, KvSink] = {}
+        self.kv_tokens = 8
         self.refusal: IsthmusError | None = None
+        self.save_refusal: IsthmusError | None = None
 
     async def start(self) -> EngineInfo:
         return EngineInfo("demo", "f", 100, "NHD", 10, 16)
@@ -55,6 +60,20 @@ class ToldEngine:
 
     def abort(self, request_id: RequestId) -> None:
         self.aborted.append(request_id)
+
+    async def pause(self, request_id: RequestId) -> int:
+        if self.refusal is not None:
+            raise self.refusal
+        self.paused.append(request_id)
+        return self.kv_tokens
+
+    def save(self, request_id: RequestId, sink: KvSink) -> None:
+        if self.save_refusal is not None:
+            raise self.save_refusal
+        self.saving[request_id] = sink
+
+    def resume(self, request_id: RequestId) -> None:
+        self.resumed.append(request_id)
 
     async def steps(self) -> AsyncIterator[StepReport]:
         for report in ():
@@ -81,6 +100,7 @@ class ToldLink:
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     transfers: dict[TransferId, MemoryKvTransfer] = field(default_factory=dict)
     aborted: list[tuple[TransferId, Generation, str]] = field(default_factory=list)
+    retained_s: dict[TransferId, float] = field(default_factory=dict)
     steps: list[tuple[float, int, int]] = field(default_factory=list)
     itls: list[tuple[float, float]] = field(default_factory=list)
     closed: bool = False
@@ -89,10 +109,18 @@ class ToldLink:
         self.room.set()
 
     async def open_sink(
-        self, transfer_id: TransferId, generation: Generation, manifest: KvManifest, *, deadline_s: float, wait_s: float
+        self,
+        transfer_id: TransferId,
+        generation: Generation,
+        manifest: KvManifest,
+        *,
+        deadline_s: float,
+        wait_s: float,
+        retain_s: float = 0.0,
     ) -> KvSink:
         self.waiting.set()
         await self.room.wait()
+        self.retained_s[transfer_id] = retain_s
         self.transfers[transfer_id] = MemoryKvTransfer(manifest.total_bytes)
         return self.transfers[transfer_id].sink
 

@@ -82,7 +82,14 @@ class Link:
     aborted: list[tuple[TransferId, Generation]] = field(default_factory=list)
 
     async def open_sink(
-        self, transfer_id: TransferId, generation: Generation, manifest: KvManifest, *, deadline_s: float, wait_s: float
+        self,
+        transfer_id: TransferId,
+        generation: Generation,
+        manifest: KvManifest,
+        *,
+        deadline_s: float,
+        wait_s: float,
+        retain_s: float = 0.0,
     ) -> KvSink:
         transfer = MemoryKvTransfer(manifest.total_bytes)
         self.hub.transfers[transfer_id, generation] = transfer

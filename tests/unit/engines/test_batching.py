@@ -10,7 +10,7 @@ from isthmus_shared.engines.batching import MAX_FAILURES_IN_A_ROW, BatchingEngin
 from isthmus_shared.engines.config import EngineConfig, EngineKind
 from isthmus_shared.engines.kv_memory import MemoryKvSource
 from isthmus_shared.engines.reports import MAX_REPORTS
-from isthmus_shared.engines.runner_port import StepResult
+from isthmus_shared.engines.runner_port import StepResult, WorkResult
 from isthmus_shared.engines.sequence import Batch
 from isthmus_shared.engines.sim import SimRunner
 from isthmus_shared.errors import EngineFailed, InvalidRequest
@@ -65,6 +65,35 @@ async def test_a_step_that_raises_fails_those_it_ran_and_the_engine_goes_on() ->
         assert sink.fault is not None
         engine.assert_empty()
         assert (await engine.run(ask("c", prompt_of(20)))).finish is FinishReason.LENGTH
+
+
+async def test_what_a_failed_step_left_in_the_cache_is_nobodys_prefix() -> None:
+    runner = FlakyRunner()
+    async with running(BatchingEngine(runner, CONFIG)) as engine:
+        await engine.run(ask("before", prompt_of(40)))
+        assert (await engine.run(ask("again", prompt_of(40)))).cached == 32
+        runner.failing = 1
+        assert (await engine.run(ask("fails", prompt_of(50, seed=1)))).finish is FinishReason.ERROR
+        assert (await engine.run(ask("after", prompt_of(50, seed=1)))).cached == 0
+        assert (await engine.run(ask("doubt", prompt_of(40)))).cached == 0
+
+
+async def test_a_sequence_that_fails_alone_leaves_nothing_for_others() -> None:
+    class FaultyRunner(FlakyRunner):
+        async def execute(self, batch: Batch) -> StepResult:
+            step = await super().execute(batch)
+            failed = WorkResult(fault=EngineFailed("this one").to_fault())
+            results = [
+                failed if work.sequence.request.request_id == "fails" else result
+                for work, result in zip(batch.works, step.results, strict=True)
+            ]
+            return StepResult(results, step.took_s)
+
+    async with running(BatchingEngine(FaultyRunner(), CONFIG)) as engine:
+        await engine.run(ask("before", prompt_of(40)))
+        assert (await engine.run(ask("fails", prompt_of(50, seed=1)))).finish is FinishReason.ERROR
+        assert (await engine.run(ask("after", prompt_of(50, seed=1)))).cached == 0
+        assert (await engine.run(ask("no doubt", prompt_of(40)))).cached == 32
 
 
 async def test_failures_that_repeat_mark_the_engine_failed_and_end_everybody() -> None:

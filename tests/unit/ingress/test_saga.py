@@ -24,6 +24,7 @@ from isthmus_ingress.saga_types import (
     RouteFailed,
     SagaState,
     SendCancel,
+    SendRelease,
     Start,
     StopFound,
     Submit,
@@ -45,9 +46,10 @@ from isthmus_shared.ids import Generation, Incarnation, RequestId
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.quick import QuickEvent
 from isthmus_shared.messages.work import FinishReason, SequenceEvent
-from isthmus_testing.saga_world import LIMITS, TICKET, make_route, token_at, worker
+from isthmus_testing.saga_world import LIMITS, TICKET, make_route, staged_route, token_at, worker
 
 PATIENCE_S = 4.0
+PULL_2, PULL_3 = (TICKET.model_copy(update={"pull": pull}) for pull in (2, 3))
 P1, D1, D2 = (Incarnation(f"life-{name}") for name in ("p1", "d1", "d2"))
 
 
@@ -121,7 +123,7 @@ def test_a_request_goes_through_all_its_states() -> None:
     play.feed(Begin())
     assert play.effects == [AskRoute(Generation(1), ())]
     play.feed(Routed(Generation(1), make_route(1)))
-    assert play.effects == [Submit(Role.PREFILL, worker("p1"), Generation(1), (), None, LIMITS.transfer_s)]
+    assert play.effects == [Submit(Role.PREFILL, worker("p1"), Generation(1), (), None, LIMITS.transfer_s, 100.0)]
     assert play.saga.state is SagaState.PREFILLING
     play.feed(Answered(Call.PREFILL, Generation(1), TICKET))
     assert play.effects == [Submit(Role.DECODE, worker("d1"), Generation(1), (), TICKET, LIMITS.transfer_s)]
@@ -134,7 +136,8 @@ def test_a_request_goes_through_all_its_states() -> None:
     play.token(D1, 1)
     play.feed(Answered(Call.START, Generation(1)))
     play.token(D1, 2, finish=FinishReason.STOP)
-    assert play.kinds() == [Deliver, End], "both parties have ended by themselves: nobody is cancelled"
+    assert play.kinds() == [Deliver, SendRelease, End], "nobody is cancelled, and nobody may want the KV again"
+    assert play.effects[1] == SendRelease(worker("p1"), Generation(1))
     assert play.saga.state is SagaState.DONE
 
 
@@ -182,9 +185,10 @@ def test_a_lost_decode_worker_is_replaced_and_goes_on_where_the_client_is() -> N
     play = Play().decoding()
     play.feed(WorkerGone(D1, "killed"))
     assert play.kinds() == [AskRoute, Replanned], "prefill's KV was consumed, and the dead need no Cancel"
-    assert play.effects[0] == AskRoute(Generation(2), (D1,))
+    assert play.effects[0] == AskRoute(Generation(2), (D1,), PULL_2)
     play.feed(Routed(Generation(2), make_route(2)))
-    submit = play.effects[0]
+    assert play.effects[0] == SendRelease(worker("p1"), Generation(1)), "the planner found nobody who could fetch it"
+    submit = play.effects[1]
     assert isinstance(submit, Submit)
     assert submit.output == tuple(token_at(i) for i in range(3))
     play.feed(Answered(Call.PREFILL, Generation(2), TICKET))
@@ -210,13 +214,38 @@ def test_a_prefill_worker_that_dies_after_its_hand_over_changes_nothing() -> Non
     assert play.kinds() == [Start]
 
 
-def test_a_decode_worker_that_dies_before_it_was_asked_is_not_asked() -> None:
-    play = Play()
-    play.feed(Begin())
-    play.feed(Routed(Generation(1), make_route(1)))
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_decode_worker_that_dies_during_the_prefill_does_not_end_it(asked: bool) -> None:
+    play = Play().crossing() if asked else Play()
+    if not asked:
+        play.feed(Begin())
+        play.feed(Routed(Generation(1), make_route(1)))
+    assert play.feed(WorkerGone(D1, "killed")) == []
+    if not asked:
+        assert play.feed(Answered(Call.PREFILL, Generation(1), TICKET)) == [], "nobody is asked to fetch it"
+    play.token(P1, 0, finish=FinishReason.HANDOFF)
+    assert play.tokens == [token_at(0)], "the client has its first token all the same"
+    staged = PULL_2 if asked else TICKET
+    assert play.effects[1] == AskRoute(Generation(2), (D1,), staged)
+    play.feed(Routed(Generation(2), staged_route(2)))
+    submit = play.effects[-1]
+    assert submit == Submit(Role.DECODE, worker("d2"), Generation(2), (token_at(0),), staged, LIMITS.transfer_s)
+    play.token(D2, 1, generation=2)
+    assert play.tokens == [token_at(0), token_at(1)]
+
+
+def test_a_decode_worker_that_dies_during_the_prefill_matters_not_if_the_first_token_is_the_last() -> None:
+    play = Play().crossing()
     play.feed(WorkerGone(D1, "killed"))
-    assert play.effects[0] == SendCancel(worker("p1"), Generation(1), "replanned")
-    assert play.effects[1] == AskRoute(Generation(2), (D1,))
+    play.token(P1, 0, finish=FinishReason.STOP)
+    assert play.effects[-1] == End(FinishReason.STOP, None)
+
+
+def test_both_may_die_during_the_prefill() -> None:
+    play = Play().crossing()
+    play.feed(WorkerGone(D1, "killed"))
+    play.feed(WorkerGone(P1, "killed"))
+    assert play.effects[0] == AskRoute(Generation(2), (P1,)), "what it had staged was not sealed"
 
 
 def test_a_route_over_a_worker_known_to_be_lost_is_not_taken() -> None:
@@ -224,7 +253,7 @@ def test_a_route_over_a_worker_known_to_be_lost_is_not_taken() -> None:
     play.feed(WorkerGone(D1, "killed"))
     assert play.feed(Routed(Generation(2), make_route(1))) == [], "the planner was told, and gets time to see it"
     play.feed(Tick(), at_s=ROUTE_RETRY_S)
-    assert play.effects == [AskRoute(Generation(3), (D1,))]
+    assert play.effects == [AskRoute(Generation(3), (D1,), PULL_2)]
 
 
 def test_the_planner_is_told_at_once_of_a_loss_that_it_does_not_know_of() -> None:
@@ -248,7 +277,7 @@ def test_a_gap_is_replanned_without_blaming_a_worker() -> None:
     play.token(D1, 4)
     assert play.effects[:2] == [
         SendCancel(worker("d1"), Generation(1), "replanned"),
-        AskRoute(Generation(2), ()),
+        AskRoute(Generation(2), (), PULL_2),
     ]
 
 
@@ -265,11 +294,9 @@ def test_another_generations_tokens_are_dropped() -> None:
 @pytest.mark.parametrize("error", [NoCapacity("full"), NoResponders("nobody")])
 def test_a_refusal_holds_nothing_and_is_replanned_at_once(error: IsthmusError) -> None:
     play = Play().crossing()
+    play.token(P1, 0, finish=FinishReason.HANDOFF)
     play.feed(Answered(Call.DECODE, Generation(1), error=error))
-    assert play.effects[:2] == [
-        SendCancel(worker("p1"), Generation(1), "replanned"),
-        AskRoute(Generation(2), (D1,)),
-    ]
+    assert play.effects[0] == AskRoute(Generation(2), (D1,), PULL_2), "what is staged is as good as it was"
 
 
 def test_a_submit_without_an_answer_is_cancelled_since_it_may_be_held() -> None:
@@ -301,7 +328,7 @@ def test_a_stalled_stream_is_replanned_after_stall_s() -> None:
     assert play.saga.wake_at_s == LIMITS.stall_s
     assert play.feed(Tick(), at_s=LIMITS.stall_s - 0.01) == []
     play.feed(Tick(), at_s=LIMITS.stall_s)
-    assert AskRoute(Generation(2), (D1,)) in play.effects
+    assert AskRoute(Generation(2), (D1,), PULL_2) in play.effects
 
 
 def test_an_attempt_that_is_heard_once_the_bus_is_back_goes_on() -> None:
@@ -325,7 +352,10 @@ def test_an_attempt_that_is_not_heard_once_the_bus_is_back_is_replanned_and_nobo
 def test_the_requests_own_deadline_ends_it() -> None:
     play = Play(deadline_s=1.0).decoding()
     play.feed(Tick(), at_s=1.0)
-    assert play.effects[0] == SendCancel(worker("d1"), Generation(1), "deadline")
+    assert play.effects[:2] == [
+        SendRelease(worker("p1"), Generation(1)),
+        SendCancel(worker("d1"), Generation(1), "deadline"),
+    ]
     assert isinstance(play.error(), DeadlineExceeded)
 
 
@@ -360,7 +390,7 @@ def test_a_replan_waits_for_a_route_and_no_attempt_is_lost_by_that(error: Isthmu
         assert play.feed(RouteFailed(generation, error)) == []
         generation = Generation(generation + 1)
         play.feed(Tick(), at_s=play.now_s + ROUTE_RETRY_S)
-        assert play.effects == [AskRoute(generation, (D1,))], "each question is fenced from the last"
+        assert play.effects == [AskRoute(generation, (D1,), PULL_2)], "each question is fenced from the last"
     assert generation > 5
     play.feed(Routed(generation, make_route(2, aggregated=True)))
     play.token(D2, 3, count=7, generation=generation, finish=FinishReason.LENGTH)
@@ -413,7 +443,7 @@ def test_an_error_that_no_other_worker_could_avoid_is_not_retried() -> None:
     play = Play().decoding()
     fault = Fault(code="invalid_request", what="never")
     play.token(D1, 3, count=0, finish=FinishReason.ERROR, fault=fault)
-    assert play.kinds() == [End]
+    assert play.kinds() == [SendRelease, End]
 
 
 def test_more_tokens_than_asked_for_are_cut() -> None:

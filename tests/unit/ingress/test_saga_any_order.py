@@ -27,10 +27,13 @@ from isthmus_ingress.saga_types import (
     Effect,
     End,
     Event,
+    MoveWanted,
     Output,
     Routed,
     RouteFailed,
+    Save,
     SendCancel,
+    SendRelease,
     Start,
     StopFound,
     Submit,
@@ -51,7 +54,7 @@ from isthmus_shared.errors import (
 from isthmus_shared.ids import Generation, Incarnation, RequestId
 from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.work import FinishReason, SequenceEvent
-from isthmus_testing.saga_world import LIMITS, TICKET, make_route, token_at
+from isthmus_testing.saga_world import LIMITS, TICKET, make_route, staged_route, token_at
 
 DEADLINE_S = 60.0
 ATTEMPTS = 3
@@ -72,6 +75,12 @@ class Party:
     over: bool = False
     cancels: int = 0
     cancelled_unanswered: bool = False
+    resumed: bool = False
+    sealed: bool = False
+    """Its KV is staged."""
+    fetched: bool = False
+    """And what is retained of it waits for its release; or for a Cancel, if the saga has not heard who fetched it."""
+    released: bool = False
 
     @property
     def aggregated(self) -> bool:
@@ -79,7 +88,9 @@ class Party:
 
     @property
     def may_speak(self) -> bool:
-        return self.holding and not self.over and (self.submit.role is Role.PREFILL or self.aggregated or self.started)
+        if not self.holding or self.over or self.sealed:
+            return False
+        return self.submit.role is Role.PREFILL or self.aggregated or self.resumed or self.started
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -96,6 +107,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.refusals = 0  # since then
         self.parties: dict[tuple[int, Role], Party] = {}
         self.starts: list[Start] = []
+        self.moves: list[AskRoute] = []
+        self.moved: set[Generation] = set()  # generations of moves
+        self.saves: list[Save] = []
+        self.done_saves: list[Save] = []
+        self.pulls: set[tuple[Generation, int]] = set()
         self.delivered: list[int] = []
         self.ends: list[End] = []
         self.lives = lives  # workers' lives so far
@@ -123,6 +139,10 @@ class AnyOrder(RuleBasedStateMachine):
     def execute(self, effect: Effect) -> None:
         assert not self.ends or isinstance(effect, SendCancel), f"{effect} after the end"
         match effect:
+            case AskRoute(moving=MoveWanted()):
+                assert effect.generation > self.asked
+                self.moves = [effect]
+                self.moved.add(effect.generation)
             case AskRoute():
                 assert effect.generation > self.asked
                 if any(generation == self.asked for generation, _ in self.parties):  # an attempt has failed
@@ -132,26 +152,59 @@ class AnyOrder(RuleBasedStateMachine):
             case Submit():
                 key = (effect.generation, effect.role)
                 assert key not in self.parties, "one submit for each role and attempt"
-                assert effect.generation == self.asked
-                assert len({generation for generation, _ in self.parties} | {effect.generation}) <= ATTEMPTS
+                assert effect.generation in (self.asked, *self.moved)
+                self.asked = max(self.asked, effect.generation)
+                counted = ({generation for generation, _ in self.parties} | {effect.generation}) - self.moved
+                assert len(counted) <= ATTEMPTS
                 assert list(effect.output) == [token_at(i) for i in range(len(effect.output))]
-                self.parties[key] = Party(effect, len(effect.output) + (effect.ticket is not None))
+                self.submit(effect)
             case Start():
                 self.starts.append(effect)
+            case Save():
+                assert effect.transfer_generation in self.moved
+                self.saves.append(effect)
             case SendCancel():
                 self.cancel(effect)
+            case SendRelease():
+                party = self.party_of(effect)
+                assert party.fetched or party.over, "what nobody has fetched is cancelled"
+                assert not party.cancels
+                assert not party.released, "once"
+                party.released = True
             case Deliver():
                 assert effect.output_index == len(self.delivered)
                 self.delivered.extend(effect.token_ids)
             case End():
                 self.ends.append(effect)
 
-    def cancel(self, effect: SendCancel) -> None:
-        party = next(
+    def submit(self, effect: Submit) -> None:
+        ticket = effect.ticket
+        resumed = ticket is not None and (effect.generation, Role.PREFILL) not in self.parties
+        index = len(effect.output) + (ticket is not None and not resumed)
+        if ticket is not None:
+            assert ticket.generation <= effect.generation
+            assert (ticket.generation, ticket.pull) not in self.pulls, "two may fetch it under one number"
+            assert all(pull < ticket.pull for generation, pull in self.pulls if generation == ticket.generation)
+            self.pulls.add((ticket.generation, ticket.pull))
+            assert not self.producer(ticket.generation).released
+        self.parties[effect.generation, effect.role] = Party(effect, index, resumed=resumed)
+
+    def producer(self, generation: Generation) -> Party:
+        """Whoever staged the KV that has that name."""
+        if generation in self.moved:
+            (save,) = (save for save in self.done_saves if save.transfer_generation == generation)
+            return self.party_of(save)
+        return self.parties[generation, Role.PREFILL]
+
+    def party_of(self, effect: SendCancel | SendRelease | Save) -> Party:
+        return next(
             p
             for p in self.parties.values()
             if p.submit.worker == effect.worker and p.submit.generation == effect.generation
         )
+
+    def cancel(self, effect: SendCancel) -> None:
+        party = self.party_of(effect)
         # A second one may cross its own end: the saga no longer listened, and it might have held something.
         assert not party.over or party.cancels == 1, "a party that has ended by itself needs no Cancel"
         party.cancels += 1
@@ -172,9 +225,10 @@ class AnyOrder(RuleBasedStateMachine):
             finish=finish,
             fault=fault,
         )
-        if party.submit.role is Role.DECODE and tokens and not party.aggregated:
-            prefill = self.parties[party.submit.generation, Role.PREFILL]
-            prefill.holding, prefill.over = False, True  # it has the KV, and says so to prefill's relay
+        if party.submit.role is Role.DECODE and tokens and party.submit.ticket is not None:
+            producer = self.producer(party.submit.ticket.generation)
+            if producer.holding:  # it has the KV, and says so to the producer's relay
+                producer.holding, producer.fetched = False, True
         self.feed(Output(party.submit.worker.incarnation, event))
 
     # What goes well, several steps at a time: else chance alone would rarely come as far as decode
@@ -192,11 +246,34 @@ class AnyOrder(RuleBasedStateMachine):
                 self.accept(place)
                 self.start(heard=True, error=None)
 
+    @rule(place=st.integers(0, 5), how=st.integers(1, 4), anew=st.booleans())
+    def change_decode(self, place: int, how: int, anew: bool) -> None:
+        """From a whole disaggregated request on to another decode worker: one that died (1), or gives it away."""
+        self.progress([8, 8, 0, 0, 0, 9, 9, 9, 2], aggregated=False, anew=True)
+        if how == 1:
+            speaking = [p for p in self.parties.values() if p.may_speak and p.submit.role is Role.DECODE]
+            party = self.pick(place, speaking)
+            if party is not None:
+                self.kill(party, certain=anew)
+            self.route(aggregated=False, anew=True)
+        else:
+            self.want_a_move(place)
+            if self.moves:
+                self.route_a_move(how)
+            if self.saves:
+                self.save(how)
+        self.progress([8, 8, 2, 3], aggregated=False, anew=anew)
+
     def route(self, aggregated: bool, anew: bool) -> None:
         if self.routes:
             ask = self.routes.pop()
             self.lives += int(anew or self.lives == 0)
-            self.feed(Routed(ask.generation, make_route(self.lives, aggregated=aggregated)))
+            route = make_route(self.lives, aggregated=aggregated)
+            if ask.staged is not None and (anew or aggregated):
+                producer = self.producer(ask.staged.generation)
+                assert producer.sealed or producer.fetched
+                route = staged_route(self.lives)
+            self.feed(Routed(ask.generation, route))
 
     # What the planner does
 
@@ -217,8 +294,46 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(generation=st.integers(1, 6))
     def stray_route(self, generation: int) -> None:
-        if not any(ask.generation == generation for ask in self.routes):
+        if not any(ask.generation == generation for ask in (*self.routes, *self.moves)):
             self.feed(Routed(Generation(generation), make_route(99, aggregated=True)))
+
+    # Moves
+
+    @rule(place=st.integers(0, 5))
+    def want_a_move(self, place: int) -> None:
+        party = self.pick(place, [p for p in self.parties.values() if p.may_speak and p.submit.role is Role.DECODE])
+        if party is not None:
+            self.feed(MoveWanted(party.submit.worker.incarnation, TICKET.source, "m", "form"))
+
+    @precondition(lambda self: self.moves)
+    @rule(how=st.integers(0, 4))
+    def route_a_move(self, how: int) -> None:
+        ask = self.moves.pop()
+        self.lives += 1
+        if how == 0:
+            self.feed(RouteFailed(ask.generation, Unavailable("nobody else")))
+        else:
+            self.feed(Routed(ask.generation, make_route(self.lives) if how == 1 else staged_route(self.lives)))
+
+    @precondition(lambda self: self.saves)
+    @rule(how=st.integers(0, 4))
+    def save(self, how: int) -> None:
+        save = self.saves.pop()
+        party = self.party_of(save)
+        generation = save.transfer_generation
+        if not party.may_speak or how == 0:
+            self.feed(Answered(Call.SAVE, generation, error=StaleParty("not here")))
+            return
+        self.done_saves.append(save)
+        party.sealed = how != 3  # 3: the copy fails after the answer, and it goes on
+        ticket = TICKET.model_copy(update={"generation": generation})
+        answer = Answered(Call.SAVE, generation, error=DeadlineExceeded("x")) if how == 4 else None
+        if how != 1:
+            self.feed(answer or Answered(Call.SAVE, generation, ticket))
+        if party.sealed and party.holding and not party.over:
+            self.output(party, party.index, (), FinishReason.HANDOFF)
+        if how == 1:
+            self.feed(Answered(Call.SAVE, generation, ticket))
 
     # What workers do
 
@@ -252,7 +367,7 @@ class AnyOrder(RuleBasedStateMachine):
     def answer(self, party: Party, error: IsthmusError | None) -> None:
         party.answered = True
         prefill = party.submit.role is Role.PREFILL
-        ticket = TICKET if prefill and error is None else None
+        ticket = TICKET.model_copy(update={"generation": party.submit.generation}) if prefill and not error else None
         call = Call.PREFILL if prefill else Call.DECODE
         self.feed(Answered(call, party.submit.generation, ticket, error))
 
@@ -304,11 +419,13 @@ class AnyOrder(RuleBasedStateMachine):
         ]
         party = self.pick(place, spoken)
         if party is not None:
+            party.sealed = True
             self.output(party, party.index, (), FinishReason.HANDOFF)
 
     @rule(place=st.integers(0, 5), finish=st.sampled_from([FinishReason.ERROR, FinishReason.CANCELLED]))
     def fail(self, place: int, finish: FinishReason) -> None:
-        party = self.pick(place, [p for p in self.parties.values() if p.holding and not p.over])
+        # One that is sealed says no more: its KV is its relay's.
+        party = self.pick(place, [p for p in self.parties.values() if p.holding and not p.over and not p.sealed])
         if party is not None:
             party.holding, party.over = False, True
             self.output(party, party.index, (), finish)
@@ -317,11 +434,14 @@ class AnyOrder(RuleBasedStateMachine):
     def die(self, place: int, certain: bool) -> None:
         party = self.pick(place, [p for p in self.parties.values() if not p.over])
         if party is not None:
-            life = party.submit.worker.incarnation
-            for one in [p for p in self.parties.values() if certain and p.submit.worker.incarnation == life]:
-                one.holding = False
-                one.arrived = one.answered = one.over = True
-            self.feed(WorkerGone(party.submit.worker.incarnation, "gone", certain))
+            self.kill(party, certain)
+
+    def kill(self, party: Party, certain: bool) -> None:
+        life = party.submit.worker.incarnation
+        for one in [p for p in self.parties.values() if certain and p.submit.worker.incarnation == life]:
+            one.holding = False
+            one.arrived = one.answered = one.over = True
+        self.feed(WorkerGone(party.submit.worker.incarnation, "gone", certain))
 
     @rule(place=st.integers(0, 5), late=st.booleans())
     def stray_output(self, place: int, late: bool) -> None:
@@ -382,6 +502,8 @@ class AnyOrder(RuleBasedStateMachine):
         assert len(self.ends) == 1
         assert (self.ends[0].finish is None) != (self.ends[0].error is None)
         assert not [party for party in self.parties.values() if party.holding], "somebody was forgotten"
+        kept = [p for p in self.parties.values() if p.fetched and not (p.released or p.cancels or p.over)]
+        assert not kept, "KV is retained for nobody"
         assert LIMITS.ttft_s < DEADLINE_S
 
 

@@ -94,6 +94,21 @@ async def test_what_a_handler_raises_is_answered_and_the_service_goes_on(
     assert (fine.text, fine.fault) == ("FINE", None)
 
 
+async def test_an_answer_goes_to_an_inbox_only(runtime: ServiceRuntime, memory_broker: MemoryBroker) -> None:
+    """Whoever asks may name where the answer goes: a command's subject would make us say what the asker may not."""
+    client, listening = memory_broker.client(), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks, client.subscribe("isthmus.v1.>") as said:
+        serving = tasks.create_task(runtime.serve("svc", Ask, answer, on_error=refusal, listening=listening))
+        await listening.wait()
+        for reply in ("isthmus.v1.worker.w1.cancel", "_INBOXES.x", "_INBOX"):
+            await client.publish("svc", Ask(text="a").encode(), reply=reply)
+        await client.request("svc", Ask(text="b").encode(), timeout_s=WAIT_S)
+        await client.publish("isthmus.v1.end", b"")
+        assert (await anext(aiter(said))).subject == "isthmus.v1.end"
+        serving.cancel()
+    await client.close()
+
+
 async def test_a_malformed_request_is_answered_as_protocol_violation(
     runtime: ServiceRuntime, memory_broker: MemoryBroker
 ) -> None:

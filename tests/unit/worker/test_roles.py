@@ -26,6 +26,8 @@ from isthmus_shared.messages.work import (
     Cancel,
     FinishReason,
     KvTicket,
+    Release,
+    Released,
     SamplingParams,
     StartDecode,
     SubmitDecode,
@@ -98,6 +100,25 @@ async def test_a_prefill_gets_its_sink_first_and_answers_with_the_ticket() -> No
             transfer_id=T, generation=Generation(1), source=RELAY, manifest=bench.engine.manifest(3)
         )
         assert bench.engine.held[engine_id()].kv_save is bench.link.transfers[T].sink
+
+
+async def test_a_release_frees_what_is_retained_and_nothing_that_runs() -> None:
+    async with worker_bench() as bench:
+        await PREFILL.submit(bench.sessions, prefill(retain_s=90.0))
+        assert bench.link.retained_s == {T: 90.0}
+        released = Release(
+            incarnation=WORKER.incarnation, released=(Released(request_id=ID, generation=Generation(1)),)
+        )
+        await bench.sessions.release(released)
+        assert bench.link.aborted == [], "it is being computed"
+        await bench.report(engine_id(), 0, 7, finish=FinishReason.HANDOFF)
+        now_s = asyncio.get_running_loop().time()
+        assert bench.sessions.requests.due(now_s + 31) == [], "its deadline is that of the retained KV now"
+        await bench.sessions.release(released.model_copy(update={"incarnation": Incarnation("another life")}))
+        assert bench.link.aborted == []
+        await bench.sessions.release(released)
+        assert bench.link.aborted == [(T, 1, "cancelled")]
+        assert nothing_held(bench)
 
 
 async def test_a_handed_over_prefill_stays_until_its_cancel_finds_the_staged_kv() -> None:
@@ -232,10 +253,34 @@ async def test_kv_of_another_form_is_refused_with_the_field_named() -> None:
         assert nothing_held(bench)
 
 
-async def test_a_ticket_of_another_generation_is_refused() -> None:
+async def test_a_ticket_of_a_later_generation_is_refused_and_an_earlier_ones_is_taken() -> None:
     async with worker_bench() as bench:
         with pytest.raises(StaleParty):
-            await DECODE.submit(bench.sessions, decode(1).model_copy(update={"generation": Generation(2)}))
+            await DECODE.submit(bench.sessions, decode(2).model_copy(update={"generation": Generation(1)}))
+        assert nothing_held(bench)
+        await DECODE.submit(bench.sessions, decode(1).model_copy(update={"generation": Generation(2)}))
+        assert bench.engine.held[engine_id(2)].kv_load is bench.link.transfers[T].source
+        await bench.sessions.cancel(cancel(2))
+        await bench.report(engine_id(2), 1, finish=FinishReason.CANCELLED)
+        assert bench.link.aborted == [(T, 1, "cancelled")], "the flow has the name that it was staged under"
+        assert nothing_held(bench)
+
+
+async def test_a_resumed_sequence_waits_for_no_first_token() -> None:
+    async with worker_bench() as bench:
+        ticket = KvTicket(transfer_id=T, generation=Generation(1), source=RELAY, manifest=manifest(2), pull=2)
+        await DECODE.submit(bench.sessions, decode(3, output_offset=1).model_copy(update={"ticket": ticket}))
+        held = bench.engine.held[engine_id(3)]
+        assert (held.resumes, held.loaded_tokens, held.output_offset) == (True, 2, 1)
+        await bench.sessions.fail(bench.sessions.requests.everything(), TransferFailed("x").to_fault())
+        assert bench.last()[1].output_index == 1, "the token that the ingress waits for"
+
+
+async def test_a_ticket_for_more_tokens_than_were_sent_is_refused() -> None:
+    ticket = KvTicket(transfer_id=T, generation=Generation(1), source=RELAY, manifest=manifest(4))
+    async with worker_bench() as bench:
+        with pytest.raises(ManifestMismatch):
+            await DECODE.submit(bench.sessions, decode().model_copy(update={"ticket": ticket}))
         assert nothing_held(bench)
 
 

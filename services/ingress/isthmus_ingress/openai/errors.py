@@ -46,6 +46,10 @@ class TooManyRequests(NoCapacity):
     code = "rate_limit_exceeded"
 
 
+class TooManyConnections(Unavailable):
+    code = "too_many_connections"
+
+
 def internal_error(request_id: str) -> IsthmusError:
     """A bug of ours. What it was is in the log, and no business of the client's."""
     return IsthmusError("this server failed on the request", todo=f"tell its operator the request id {request_id}")

@@ -18,20 +18,27 @@ class Holding:
         self._desk = desk
         self._held: dict[str, asyncio.Future[Decision]] = {}
 
-    async def decide(self, request: RouteRequest) -> Decision:
-        """As `Desk.offer`, but what has to wait is held for the request's patience; a `Wait` after that."""
+    def offer(self, request: RouteRequest) -> Decision:
+        """As `Desk.offer`; what has to wait is held from now on, for `wait` to be called."""
         decision = self._desk.offer(request, _now_s())
-        if not isinstance(decision, Wait):
-            self._drop(request.request_id)
-            return decision
-        future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         self._drop(request.request_id)
-        self._held[request.request_id] = future
+        if isinstance(decision, Wait):
+            self._held[request.request_id] = asyncio.get_running_loop().create_future()
+        return decision
+
+    async def wait(self, request: RouteRequest) -> Decision:
+        """For the request's patience; a `Wait` after that."""
+        future = self._held.get(request.request_id)
+        if future is None:
+            decision = self.offer(request)
+            future = self._held.get(request.request_id)
+            if future is None:
+                return decision
         try:
             async with asyncio.timeout(request.patience_s):
                 return await future
         except TimeoutError:
-            return self._desk.admission.away(request.request_id) or decision
+            return self._desk.admission.away(request.request_id) or Wait(0, 0.0)
         finally:
             if self._held.get(request.request_id) is future:
                 del self._held[request.request_id]

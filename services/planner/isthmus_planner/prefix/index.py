@@ -16,7 +16,7 @@ from isthmus_shared.ids import Incarnation
 from isthmus_shared.messages.route import PREFIX_BLOCK_TOKENS
 
 MAX_HASHES = 1_000_000
-"""64 million cached tokens over all workers, in some 100 MB (`docs/prefix-cache.md`)."""
+"""64 million cached tokens over all workers, in some 120 MB (`docs/prefix-cache.md`)."""
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ class CrossVendorRun:
 
 
 def run_cross_vendor(report: CrossVendor, known: CrossKnown, fitted: CrossFitted, seed: int) -> CrossVendorRun:
-    pairs = {side: _nodes(report, known, fitted, side) for side in ("cross", "single")}
+    pairs = {side: pair_of_nodes(report, known, fitted, side) for side in ("cross", "single")}
     intake = {"cross": fitted.cross_intake_bytes_per_s, "single": fitted.single_intake_bytes_per_s}
     cells = []
     for name, lengths in report.scenarios.items():
@@ -81,7 +81,8 @@ def run_cross_vendor(report: CrossVendor, known: CrossKnown, fitted: CrossFitted
     return CrossVendorRun(tuple(cells))
 
 
-def _nodes(report: CrossVendor, known: CrossKnown, fitted: CrossFitted, side: str) -> tuple[Node, Node]:
+def pair_of_nodes(report: CrossVendor, known: CrossKnown, fitted: CrossFitted, side: str) -> tuple[Node, Node]:
+    """Prefill and decode; `side` is cross or single."""
     model, layout = catalog.model(report.model), Layout(tp=report.tp)
     sender = catalog.accelerator(report.prefill["cross" if side == "cross" else "single"])
     receiver = catalog.accelerator(report.decode)

@@ -7,7 +7,6 @@ capacity is that of its shorter side. Source: the project's cost model, rules 1 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -78,13 +77,8 @@ def speeds(worker: Ability, mix: Mix, itl_s: float | None) -> Speeds:
 
 def prefill_s(worker: Ability, mix: Mix) -> float:
     """Mean over the mix, of a prompt that has the worker to itself."""
-    costs, chunk = worker.costs, max(worker.chunk_tokens, 1)
-    whole_s = 0.0
-    for kind in mix.kinds:
-        tokens = max(1, kind.isl_tokens - kind.cached_tokens)
-        steps = math.ceil(tokens / chunk)
-        whole_s += kind.weight * (steps * costs.base_s + tokens * costs.per_prefill_token_s)
-    return whole_s
+    steps, tokens = mix.prefill(max(worker.chunk_tokens, 1))
+    return steps * worker.costs.base_s + tokens * worker.costs.per_prefill_token_s
 
 
 def decode_batch(worker: Ability, mix: Mix, itl_s: float | None) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from isthmus_shared.ids import RequestId
 
@@ -50,21 +50,29 @@ class Mix:
     kinds: tuple[Kind, ...]
     itl_s: float | None = None
     """The least mean latency between tokens that a tenth or more of the requests were promised."""
+    osl_tokens: float = field(init=False)
+    """Mean of the expected answers."""
+    isl_tokens: float = field(init=False)
+    context_tokens: float = field(init=False)
+    """In the cache for a decoding sequence, on the average over the time that it decodes."""
+    _prefills: dict[int, tuple[float, float]] = field(init=False, default_factory=dict, repr=False, compare=False)
 
-    @property
-    def osl_tokens(self) -> float:
-        """Mean of the expected answers."""
-        return sum(kind.weight * kind.osl_tokens for kind in self.kinds)
-
-    @property
-    def isl_tokens(self) -> float:
-        return sum(kind.weight * kind.isl_tokens for kind in self.kinds)
-
-    @property
-    def context_tokens(self) -> float:
-        """In the cache for a decoding sequence, on the average over the time that it decodes."""
+    def __post_init__(self) -> None:
+        # Once, and not for each worker: there are thousands of kinds.
+        osl_tokens = sum(kind.weight * kind.osl_tokens for kind in self.kinds)
         tokens = sum(kind.weight * kind.osl_tokens * (kind.isl_tokens + kind.osl_tokens / 2) for kind in self.kinds)
-        return tokens / max(self.osl_tokens, 1e-9)
+        object.__setattr__(self, "osl_tokens", osl_tokens)
+        object.__setattr__(self, "isl_tokens", sum(kind.weight * kind.isl_tokens for kind in self.kinds))
+        object.__setattr__(self, "context_tokens", tokens / max(osl_tokens, 1e-9))
+
+    def prefill(self, chunk_tokens: int) -> tuple[float, float]:
+        """Steps and tokens that a prompt takes, means, where a step has at most so many tokens of it."""
+        found = self._prefills.get(chunk_tokens)
+        if found is None:
+            new = [(kind.weight, max(1, kind.isl_tokens - kind.cached_tokens)) for kind in self.kinds]
+            steps = sum(weight * -(-tokens // chunk_tokens) for weight, tokens in new)
+            found = self._prefills[chunk_tokens] = steps, sum(weight * tokens for weight, tokens in new)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,38 +117,54 @@ def _pair(
         prefill = [
             cost if size_bytes <= free else cost + room_s for cost, free in zip(prefill, first.staging, strict=True)
         ]
-    base_s = view.rails.base_s
-    bounded = view.rails.bounded(now_s) and group.size is not None
+    rails = _Crossings(ask, group, view, now_s)
+    if weighings is not None:
+        weighings.append(Weighing(ask, second.seats, decode, first.seats, prefill, rails))
+    share, base_s = ask.weights.transfer * size_bytes, ask.weights.transfer * view.rails.base_s
+    out, inn = [base_s + share * s for s in first.out], [base_s + share * s for s in second.inn]
+    found = best_pair(PairCosts(prefill, decode, out, inn, rails.cost))
+    if found is None:
+        return None
+    i, j, cost_s = found
+    return Picked(ask, cost_s, first.seats[i], second.seats[j], rails.crossing(i, j))
 
-    def crossing(i: int, j: int) -> Crossing:
-        slowest = max(first.out[i], second.inn[j])
-        if bounded:
-            slowest = max(slowest, view.ceiling_s_per_byte(group, first.seats[i], second.seats[j], now_s))
-        return Crossing(base_s + size_bytes * slowest, staged=size_bytes <= first.staging[i])
 
-    def crossing_cost(i: int, j: int) -> float:
+class _Crossings:
+    """Of one request's KV, between any two of a group."""
+
+    __slots__ = ("_ask", "_base_s", "_bounded", "_group", "_inn", "_now_s", "_out", "_size_bytes", "_view")
+
+    def __init__(self, ask: Ask, group: Group, view: View, now_s: float) -> None:
+        self._ask, self._group, self._view, self._now_s = ask, group, view, now_s
+        self._out, self._inn = group.prefill.out, group.decode.inn
+        self._base_s, self._size_bytes = view.rails.base_s, group.crossing_bytes(ask.tokens)
+        self._bounded = group.size is not None and view.rails.bounded(now_s)
+
+    def transfer_s(self, i: int, j: int) -> float:
+        slowest, received = self._out[i], self._inn[j]
+        if received > slowest:
+            slowest = received
+        if self._bounded:
+            prefill, decode = self._group.prefill.seats[i], self._group.decode.seats[j]
+            slowest = max(slowest, self._view.ceiling_s_per_byte(self._group, prefill, decode, self._now_s))
+        return self._base_s + self._size_bytes * slowest
+
+    def crossing(self, i: int, j: int) -> Crossing:
+        return Crossing(self.transfer_s(i, j), staged=self._size_bytes <= self._group.prefill.staging[i])
+
+    def cost(self, i: int, j: int) -> float:
         """What only the pair as such costs: the crossing, and what it does to the mean ITL."""
-        if first.seats[i] is second.seats[j]:
+        ask, seat = self._ask, self._group.decode.seats[j]
+        if self._group.prefill.seats[i] is seat:
             return NEVER
-        seconds = crossing(i, j).transfer_s
+        seconds = self.transfer_s(i, j)
         cost = ask.weights.transfer * seconds
         if ask.itl_target_s is not None:
-            seat = second.seats[j]
             held_s = seat.wait_s(ask.now_s)
             over = targets.itl_over_s(ask, seat, seconds + held_s)
             over_alone = targets.itl_over_s(ask, seat, held_s)
             cost += targets.missed_s(ask, over, ask.osl_tokens) - targets.missed_s(ask, over_alone, ask.osl_tokens)
         return cost
-
-    if weighings is not None:
-        weighings.append(Weighing(ask, second.seats, decode, first.seats, prefill, crossing))
-    share = ask.weights.transfer * size_bytes
-    costs = PairCosts(prefill, decode, [share * s for s in first.out], [share * s for s in second.inn], crossing_cost)
-    found = best_pair(costs)
-    if found is None:
-        return None
-    i, j, cost_s = found
-    return Picked(ask, cost_s, first.seats[i], second.seats[j], crossing(i, j))
 
 
 def _alone(

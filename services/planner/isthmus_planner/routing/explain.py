@@ -14,7 +14,6 @@ from isthmus_planner.routing.notes import KeptPlan, Notes, Weighing, notes_of
 from isthmus_planner.routing.predicting import prediction_of
 from isthmus_planner.routing.refusing import Known
 from isthmus_planner.routing.scorers.total import alone_scores, pair_scores
-from isthmus_planner.routing.seat import Seat
 from isthmus_planner.routing.types import CachedTokens, Choice
 from isthmus_planner.routing.view import View
 from isthmus_shared.errors import IsthmusError
@@ -42,7 +41,7 @@ class _Routed:
     tenant: str
     slo_class: str
     waited_s: float
-    notes: tuple[Notes, ...]
+    notes: list[Notes]
     chosen: Candidate | None
     """Without its scores by scorer."""
     refused: str
@@ -120,6 +119,8 @@ class Explanations:
     def _add(
         self, request: RouteRequest, weighings: list[Weighing], now_s: float, choice: Choice | None, refused: str
     ) -> None:
+        if len(self._beats) > KEPT_LIVES:
+            self._beats.clear()
         routed = _Routed(
             at_s=now_s,
             isl_tokens=request.isl_tokens,
@@ -127,7 +128,7 @@ class Explanations:
             tenant=request.tenant,
             slo_class="" if request.slo is None else request.slo.name,
             waited_s=request.waited_s,
-            notes=tuple(notes_of(weighing, self._beat_of) for weighing in weighings),
+            notes=[notes_of(weighing, self._beats) for weighing in weighings],
             chosen=None if choice is None else _chosen(choice),
             refused=refused,
             refusals=Counter({"has just failed this request": len(request.exclude)} if request.exclude else {}),
@@ -150,15 +151,6 @@ class Explanations:
         same.discard(request)
         if not same:
             del self._by_client[client]
-
-    def _beat_of(self, seat: Seat) -> WorkerHeartbeat:
-        known = self._beats.get(seat.beat.incarnation)
-        if known is not None:
-            return known
-        if len(self._beats) >= KEPT_LIVES:
-            self._beats.clear()
-        self._beats[seat.beat.incarnation] = seat.beat
-        return seat.beat
 
     def _told(self, request: RequestId, routed: _Routed, outcome: Outcome | None, now_s: float) -> Explanation:
         candidates = sorted(

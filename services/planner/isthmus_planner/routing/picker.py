@@ -14,6 +14,9 @@ from isthmus_planner.routing.columns import NEVER
 MAX_PAIRS = 1024
 """Looked at for one request at most: some 0.5 ms. Beyond it (very uneven rails) the best so far is taken."""
 
+EQUAL_S = 1e-9
+"""Two costs that differ by less are equal: sums of floats in another order."""
+
 
 @dataclass(frozen=True, slots=True)
 class PairCosts:
@@ -44,7 +47,7 @@ def best_pair(costs: PairCosts) -> tuple[int, int, float] | None:
         return None
     best = p[i] + d[j] + costs.crossing(i, j)
     least_p, least_d = min(p), min(d)
-    if best <= max(sent[i] + least_d, received[j] + least_p):
+    if best <= max(sent[i] + least_d, received[j] + least_p) + EQUAL_S:
         return i, j, best
     return _search(costs, sent, received, (i, j, best))
 

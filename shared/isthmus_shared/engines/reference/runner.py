@@ -104,26 +104,31 @@ class ReferenceRunner:
             for work in batch.works:
                 if work.load:
                     self._load(work, faults)
-            live = [work for work in batch.works if work.sequence.uid not in faults]
+            copied = [work for work in batch.works if work.copies]
+            for layer in range(self._model.config.layers) if copied else ():
+                self._save(layer, copied, faults)
+            live = [work for work in batch.works if work.sequence.uid not in faults and not work.copies]
             if not live:
-                return [_fault_of(work, faults) for work in batch.works]
+                return [self._outcome(work, faults, {}) for work in batch.works]
             plan = make_plan(live, self._kv, self._model.config.windows)
             logits = self._model.forward(plan, self._kv, lambda layer: self._save(layer, live, faults))
             rows = iter(logits.cpu())
             sampled = {work.sequence.uid: _sample(work, next(rows)) for work in live if work.sample}
-        return [
-            _fault_of(work, faults) if work.sequence.uid in faults else sampled.get(work.sequence.uid, WorkResult())
-            for work in batch.works
-        ]
+        return [self._outcome(work, faults, sampled) for work in batch.works]
+
+    @staticmethod
+    def _outcome(work: Work, faults: dict[int, Fault], sampled: dict[int, WorkResult]) -> WorkResult:
+        fault = faults.get(work.sequence.uid)
+        return sampled.get(work.sequence.uid, WorkResult()) if fault is None else WorkResult(fault=fault)
 
     def _save(self, layer: int, works: Sequence[Work], faults: dict[int, Fault]) -> None:
         """Gather what this step has added to one layer, canonical, into the sinks."""
         for work in works:
-            sequence, sink = work.sequence, work.sequence.request.kv_save
+            sequence, sink = work.sequence, work.sequence.sink
             start = sequence.saved  # cached tokens before the step's own are saved with it
             if sink is None or start >= work.end or sequence.uid in faults:
                 continue
-            index = self._index(sequence)
+            index = self._index(sequence.sink_tokens)
             if index.span(layer, KvPart.K, start, work.end) is None:
                 continue
             table = torch.tensor(work.block_table, device="cpu")
@@ -146,7 +151,7 @@ class ReferenceRunner:
         """
         sequence, source = work.sequence, work.sequence.request.kv_load
         assert source is not None, "it loads"
-        index, table = self._index(sequence), torch.tensor(work.block_table, device="cpu")
+        index, table = self._index(sequence.request.loaded_tokens), torch.tensor(work.block_table, device="cpu")
         theirs, own = sequence.request.kv_manifest, self._layout.dtype
         flavours = None if theirs is None or not own.is_fp8 else (theirs.dtype, own)
         try:
@@ -167,8 +172,8 @@ class ReferenceRunner:
         if self._config.device != "cpu":
             torch.accelerator.synchronize()
 
-    def _index(self, sequence: SequenceState) -> CanonicalIndex:
-        return CanonicalIndex(self._shape.manifest(sequence.prompt_tokens))
+    def _index(self, tokens: int) -> CanonicalIndex:
+        return CanonicalIndex(self._shape.manifest(tokens))
 
     @property
     def model_config(self) -> ModelConfig:
@@ -189,10 +194,6 @@ def _use_device(name: str) -> None:
             todo="name another, or install a build of torch for it",
             param="device",
         ) from error
-
-
-def _fault_of(work: Work, faults: dict[int, Fault]) -> WorkResult:
-    return WorkResult(fault=faults[work.sequence.uid])
 
 
 def _sample(work: Work, logits: Tensor) -> WorkResult:

@@ -25,7 +25,13 @@ def check_form(request: EngineRequest, *, vocab_size: int) -> None:
 
 
 def check_transfer(request: EngineRequest, ours: KvManifest) -> None:
-    """Raises `ManifestMismatch`."""
+    """Raises `ManifestMismatch`. `ours` is for the tokens that the transfer is said to have."""
+    if ours.prompt_tokens > len(request.token_ids):
+        raise ManifestMismatch(
+            "the transfer has KV of more tokens than there are",
+            why=f"{ours.prompt_tokens} there, {len(request.token_ids)} here",
+            param="prompt_tokens",
+        )
     transfer = request.kv_save or request.kv_load
     if transfer is not None and transfer.total_bytes != ours.total_bytes:
         raise ManifestMismatch(

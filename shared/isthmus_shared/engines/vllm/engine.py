@@ -15,13 +15,23 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from isthmus_shared.engines.config import EngineConfig
+from isthmus_shared.engines.kv_port import KvSink
 from isthmus_shared.engines.port import EngineInfo, EngineLoad, EngineRequest, SequenceOutput, StepReport
 from isthmus_shared.engines.reports import ReportQueue, SpeedMeter
 from isthmus_shared.engines.vllm.admission import check_form, check_queue, check_room, check_transfer
 from isthmus_shared.engines.vllm.core import VllmCore
 from isthmus_shared.engines.vllm.live import Live, Phase
 from isthmus_shared.engines.vllm.turns import NewRequest, Turn
-from isthmus_shared.errors import Cancelled, Draining, EngineFailed, InvalidRequest, IsthmusError, TransferFailed
+from isthmus_shared.errors import (
+    Cancelled,
+    Draining,
+    EngineFailed,
+    InvalidRequest,
+    IsthmusError,
+    StaleParty,
+    TransferFailed,
+    Unavailable,
+)
 from isthmus_shared.ids import RequestId
 from isthmus_shared.kv.manifest import KvManifest
 from isthmus_shared.messages.work import FinishReason
@@ -120,7 +130,7 @@ class VllmEngine:
 
     def start_decode(self, request_id: RequestId, first_token_id: int) -> None:
         live = self._by_id.get(request_id)
-        if live is None or live.phase is not Phase.LOADING or live.first_token_id is not None:
+        if live is None or not live.awaits_first_token:
             return
         if not 0 <= first_token_id < self._core.info.vocab_size:
             error = InvalidRequest(f"first token {first_token_id} is not in the vocabulary", param="first_token_id")
@@ -135,6 +145,19 @@ class VllmEngine:
         if live is not None:
             live.end(FinishReason.CANCELLED)
             self._wake.set()
+
+    async def pause(self, request_id: RequestId) -> int:
+        raise Unavailable(
+            "this engine cannot give a running sequence away",
+            why="vLLM's connectors save only what a prefill computes",
+            todo="let it finish, or plan the request anew",
+        )
+
+    def save(self, request_id: RequestId, sink: KvSink) -> None:
+        raise StaleParty(f"sequence {request_id} is not paused")
+
+    def resume(self, request_id: RequestId) -> None:
+        """None is ever paused."""
 
     def steps(self) -> AsyncIterator[StepReport]:
         return self._reports.iterate()
@@ -235,7 +258,7 @@ class VllmEngine:
             if live.phase is Phase.ENDING:
                 continue
             live.in_vllm = True
-            manifest = self.manifest(len(live.request.token_ids))
+            manifest = self.manifest(live.request.loaded_tokens or len(live.request.token_ids))
             taken.append(live.for_vllm(manifest, self._core.info.eos_token_ids))
         return taken
 
@@ -339,12 +362,12 @@ class VllmEngine:
         if not live.can_start:
             return
         assert live.request.kv_load is not None
-        assert live.first_token_id is not None
-        info = self._core.info
-        finish = live.finish_after(live.first_token_id, live.request.output_offset, info.eos_token_ids)
-        if finish is not None:
-            live.end(finish)
-            return
+        if live.first_token_id is not None:
+            eos_token_ids = self._core.info.eos_token_ids
+            finish = live.finish_after(live.first_token_id, live.request.output_offset, eos_token_ids)
+            if finish is not None:
+                live.end(finish)
+                return
         live.source = self._core.flows.put_source(live.name, live.request.kv_load)
         live.phase = Phase.WAITING
         self._new.append(live)
@@ -364,7 +387,7 @@ class VllmEngine:
         if request.request_id in self._by_id:
             raise InvalidRequest(f"request {request.request_id} is here already", param="request_id")
         check_form(request, vocab_size=self._core.info.vocab_size)
-        check_transfer(request, self.manifest(len(request.token_ids)))
+        check_transfer(request, self.manifest(request.loaded_tokens or len(request.token_ids)))
         check_room(request, limit_tokens=self._limit)
         queued = sum(live.phase in (Phase.WAITING, Phase.LOADING) for live in self._lives.values())
         check_queue(queued, self._config.max_waiting)

@@ -56,8 +56,12 @@ class Live:
         return len(self.request.token_ids) - self.request.output_offset + self.request.sampling.max_tokens
 
     @property
+    def awaits_first_token(self) -> bool:
+        return self.phase is Phase.LOADING and self.first_token_id is None and not self.request.resumes
+
+    @property
     def can_start(self) -> bool:
-        return self.phase is Phase.LOADING and self.source_ready and self.first_token_id is not None
+        return self.phase is Phase.LOADING and self.source_ready and not self.awaits_first_token
 
     def end(self, finish: FinishReason, fault: Fault | None = None) -> None:
         """The first end counts."""

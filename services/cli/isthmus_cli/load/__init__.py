@@ -1,0 +1,1 @@
+"""`isthmus bench load`: load for any OpenAI-compatible server, and what it made of it."""
