@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 DOCS_VENV := .venv-docs
+DYNAMO_VENV := .venv-dynamo
 TOOLS_VENV := .venv-tools
 BIN := $(VENV)/bin
 # Elsewhere than where it was built, `pip install torch` may take a CUDA build of several gigabytes. To get the
@@ -105,6 +106,15 @@ bench-peers: $(VENV)/.dev  ## the relay beside raw sockets, NIXL and Mooncake (i
 	@$(PIP) --no-deps nixl-cu12 mooncake-transfer-engine-non-cuda
 	@$(BIN)/python bench/compare_transfer.py --json bench-peers.json $(ARGS)
 
+bench-door: $(VENV)/.dev $(DYNAMO_VENV)/.made  ## the front door beside NVIDIA Dynamo's, about four minutes (installs Dynamo, 700 MB)
+	@PYTHONPATH=$(SOURCES):bench $(BIN)/python bench/front_door.py --dynamo $(DYNAMO_VENV) --json bench-door.json $(ARGS)
+
+soak-streams: $(VENV)/.dev  ## 2,000 streams at once for ten minutes: memory, starvation (ARGS="--minutes 1 --streams 500")
+	@PYTHONPATH=$(SOURCES):bench $(BIN)/python bench/soak_streams.py --json soak-streams.json $(ARGS)
+
+soak-kills: $(VENV)/.dev  ## 200 kills and pauses of processes in 20 minutes under load (ARGS="--faults 20 --minutes 2 --seed 1")
+	@PYTHONPATH=$(SOURCES):tests/support OMP_NUM_THREADS=1 $(BIN)/python bench/soak_kills.py --json soak-kills.json $(ARGS)
+
 ui-test: $(VENV)/.dev  ## the operator's page in headless Chromium (Debian: apt install chromium chromium-driver)
 	@$(PIP) 'selenium>=4.30'
 	@$(PYTEST) tests/ui $(ARGS)
@@ -135,7 +145,7 @@ rdma-kernel:  ## build that guest kernel from Debian's source into your cache (a
 	@tools/rdma/kernel.sh
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(DOCS_VENV) $(TOOLS_VENV) sbom $(VLLM_VENV) site .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) $(DOCS_VENV) $(DYNAMO_VENV) $(TOOLS_VENV) sbom $(VLLM_VENV) site .isthmus .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
 
 comma := ,
 empty :=
@@ -159,6 +169,14 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml
 	@echo "installing Isthmus and its test tools into $(VENV) (once; torch's CPU build is the large part)"
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.local
+
+# Dynamo has its own pins. One of its packages (aisimulate) is only a pointer to NVIDIA's index, hence --no-deps.
+DYNAMO_PIP := $(DYNAMO_VENV)/bin/python -m pip install --disable-pip-version-check --quiet
+$(DYNAMO_VENV)/.made: bench/door/requirements-dynamo.txt | check-python
+	@$(PYTHON) -m venv $(DYNAMO_VENV)
+	@$(DYNAMO_PIP) --no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1
+	@$(DYNAMO_PIP) -r bench/door/requirements-dynamo.txt
+	@touch $@
 
 # Not of .venv, so that what is locked and audited is not what locks and audits.
 LOCKS = $(notdir $(basename $(wildcard requirements/*.txt)))

@@ -26,7 +26,7 @@ import httpx
 
 from isthmus_shared.engines.reference.checkpoint import ensure_tiny_checkpoint
 from isthmus_testing.engines import Outcome, prompt_of
-from isthmus_testing.local_cluster import LocalCluster, local_cluster
+from isthmus_testing.local_cluster import START_S, LocalCluster, launched
 from isthmus_testing.openai_client import Answer, Case, aggregated, assert_same, client, complete, stream
 
 CLUSTER = """\
@@ -240,7 +240,9 @@ def soak(faults: int, seconds: float, clients: int, seed: int, folder: Path) -> 
         some = asked[at : at + AT_ONCE]
         expected |= zip(some, asyncio.run(aggregated(model, some)), strict=True)
     (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
-    with local_cluster([str(folder / "cluster.yaml"), "--model", str(model)], folder / "state") as cluster:
+    with launched([str(folder / "cluster.yaml"), "--model", str(model)], folder / "state") as cluster:
+        ready = cluster.until_event("ready", START_S)
+        cluster.url, cluster.bus_url = ready["http_url"], cluster.state.bus_url
 
         async def play() -> tuple[Soak, str]:
             run = Soak(cluster, expected, seed)
@@ -248,8 +250,11 @@ def soak(faults: int, seconds: float, clients: int, seed: int, folder: Path) -> 
             return run, await run.leaks()
 
         run, leak = asyncio.run(play())
+        if (status := cluster.stop()) != 0:
+            leak = leak or f"the cluster ended with {status}"
+        forbidden = len(cluster.forbidden())
     about = {"seed": seed, "seconds": seconds, "clients": clients, "faults": run.tally.faults}
-    return {**about, **vars(run.tally), "leaks": leak}
+    return {**about, **vars(run.tally), "forbidden": forbidden, "leaks": leak}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """A prefill and a decode worker that compute nothing, in one process, and speak the bus' real messages.
 
-    python -m door.quick_workers --nats URL --model NAME [--step-ms 0] [--vocab 1000]
+    python -m door.quick_workers --nats URL --model NAME [--step-ms 0] [--tokens 300 1000]
 
 What a real worker says is said here too, in the same form and the same number of messages: heartbeats with a relay,
 a ticket for each prefill, one StepEvents message per step and ingress. No KV exists and nothing crosses. It stands
@@ -44,8 +44,8 @@ class Sequence:
 class QuickWorker:
     """One role. `steps` runs while there are sequences: each step gives every one of them one token."""
 
-    def __init__(self, bus: NatsBus, name: str, role: Role, model: str, step_s: float, vocab: int) -> None:
-        self._bus, self.role, self._model, self._step_s, self._vocab = bus, role, model, step_s, vocab
+    def __init__(self, bus: NatsBus, name: str, role: Role, model: str, step_s: float, tokens: range) -> None:
+        self._bus, self.role, self._model, self._step_s, self._tokens = bus, role, model, step_s, tokens
         self.incarnation, self.id = new_incarnation(), WorkerId(name)
         self.node = NodeId(f"node-{name}")
         self._ref = {"worker_id": self.id, "incarnation": self.incarnation, "node_id": self.node}
@@ -141,7 +141,7 @@ class QuickWorker:
         for request_id, sequence in self._running.items():
             event = dict(sequence.event)
             index = event["output_index"]
-            event["token_ids"] = [(index * 7919 + 13) % self._vocab]
+            event["token_ids"] = [self._tokens[index * 7919 % len(self._tokens)]]
             sequence.event["output_index"] = index + 1
             if index + 1 >= sequence.end:
                 ended.append(request_id)
@@ -185,13 +185,13 @@ class QuickWorker:
                     await self._bus.publish(message.reply, msgpack.packb(reply))
 
 
-async def run(nats: str, model: str, step_s: float, vocab: int) -> None:
+async def run(nats: str, model: str, step_s: float, tokens: range) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with await NatsBus.connect(nats, name="quick-workers") as bus, asyncio.TaskGroup() as tasks:
-        prefill = QuickWorker(bus, "quick-prefill", Role.PREFILL, model, 0.0, vocab)
-        decode = QuickWorker(bus, "quick-decode", Role.DECODE, model, step_s, vocab)
+        prefill = QuickWorker(bus, "quick-prefill", Role.PREFILL, model, 0.0, tokens)
+        decode = QuickWorker(bus, "quick-decode", Role.DECODE, model, step_s, tokens)
         loops = [
             prefill.serve(subjects.worker_prefill(prefill.id), prefill.submit_prefill),
             prefill.serve(subjects.worker_cancel(prefill.id), prefill.cancel),
@@ -212,9 +212,9 @@ def main() -> None:
     parser.add_argument("--nats", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--step-ms", type=float, default=0.0, help="time of one decode step")
-    parser.add_argument("--vocab", type=int, default=1000, help="token ids stay below")
+    parser.add_argument("--tokens", type=int, nargs=2, default=(300, 1000), help="ids that it says: from, up to below")
     given = parser.parse_args()
-    uvloop.run(run(given.nats, given.model, given.step_ms / 1e3, given.vocab))
+    uvloop.run(run(given.nats, given.model, given.step_ms / 1e3, range(*given.tokens)))
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ class Supervisor:
             secrets=self._run_dir / "secrets",
             port=port,
             cpus=os.cpu_count() or 1,
+            own_bus=self._options.nats_url is None,
         )
         plan = commands(self._spec, around)
         assert self._bus is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from isthmus_cli.bus_users import INGRESS_ID, RELAY_SECRET, url_file
 from isthmus_cli.child import Command
+from isthmus_cli.dialling import bus_settings
 from isthmus_cli.spec import ClusterSpec, NodeSpec, WorkerSpec
 from isthmus_shared.config import FILE_SUFFIX
 
@@ -40,6 +41,8 @@ class Surroundings:
     """Where each process finds its bus URL, and relays their secret (`bus_users`)."""
     port: int
     cpus: int
+    own_bus: bool = True
+    """Whether the bus is one that was started here; else the caller's settings for it are passed on."""
 
 
 def commands(spec: ClusterSpec, around: Surroundings) -> list[Command]:
@@ -66,6 +69,8 @@ def _command(
         for key, value in around.environ.items()
         if (not key.startswith("ISTHMUS_") and key != "NATS_URL") or key in PASSED_ON
     }
+    if not around.own_bus:
+        inherited |= bus_settings(around.environ)
     url = {"ISTHMUS_NATS_URL_FILE": str(url_file(around.secrets, name))}
     env = _said_once({**inherited, **url, "PYTHONUNBUFFERED": "1", **spec.env, **settings})
     return Command(name, kind.value, (sys.executable, "-m", module), env, around.logs / f"{name}.log")

@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from isthmus_cli.dialling import dial
 from isthmus_cli.status import CONNECT_S, in_ms, new_table
-from isthmus_shared.bus.nats import NatsBus
 from isthmus_shared.bus.port import Bus, Subscription
 from isthmus_shared.errors import InvalidRequest, NoResponders
 from isthmus_shared.ids import RequestId
@@ -27,7 +27,7 @@ OTHERS_S = 0.2
 
 async def fetch(bus_url: str, request: str) -> list[Explanation]:
     """Oldest first. Raises `NoResponders` without a planner, `InvalidRequest` when none knows the request."""
-    bus = await NatsBus.connect(bus_url, name="isthmus explain", timeout_s=CONNECT_S)
+    bus = await dial(bus_url, name="isthmus explain", timeout_s=CONNECT_S)
     async with bus:
         return await ask(bus, request)
 

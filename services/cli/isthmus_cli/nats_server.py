@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from isthmus_cli.bus_users import url_for
 from isthmus_cli.child import BACKOFF_MAX_S, BACKOFF_MIN_S, LIVED_WELL_S, MAX_QUICK_CRASHES, tail
+from isthmus_cli.dialling import dial
 from isthmus_shared.bus.login import shown
-from isthmus_shared.bus.nats import NatsBus
 from isthmus_shared.bus.server import EmbeddedNats
 from isthmus_shared.bus.server_config import BusUser, accounts
 from isthmus_shared.errors import ConfigInvalid, Unavailable
@@ -94,7 +94,7 @@ async def bus(url: str | None, log_path: Path, changed: Changed, users: Mapping[
     Raises `ConfigInvalid` or `BusDisconnected` when there is no server at `url`.
     """
     if url is not None:
-        probe = await NatsBus.connect(checked(url), name="isthmus up", timeout_s=FOUND_S)
+        probe = await dial(checked(url), name="isthmus up", timeout_s=FOUND_S)
         await probe.close()
         yield Keeper(url, None, log_path, changed)
         return

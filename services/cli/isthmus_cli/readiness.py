@@ -8,9 +8,9 @@ from typing import Self
 
 import httpx
 
+from isthmus_cli.dialling import dial
 from isthmus_cli.reporter import Reporter
 from isthmus_cli.spec import ClusterSpec
-from isthmus_shared.bus.nats import NatsBus
 from isthmus_shared.bus.port import Bus
 from isthmus_shared.errors import DeadlineExceeded, NoResponders, Unavailable
 from isthmus_shared.messages import subjects
@@ -76,7 +76,7 @@ async def cluster_view(bus: Bus) -> ClusterView:
 
 async def watch_until_ready(bus_url: str, http_url: str, watch: Watch, reporter: Reporter) -> None:
     """Until the planner has heard everyone, and the endpoint would take a request."""
-    bus = await NatsBus.connect(bus_url, name="isthmus up")
+    bus = await dial(bus_url, name="isthmus up")
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     async with bus:

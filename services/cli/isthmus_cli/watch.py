@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from isthmus_cli import status as status_view
+from isthmus_cli.dialling import dial
 from isthmus_cli.readiness import cluster_view
 from isthmus_cli.state import ClusterState, StateDir
 from isthmus_shared.bus.nats import NatsBus
@@ -75,7 +76,7 @@ class Source:
         if self._bus is not None and (url != self._url or not self._bus.connected):
             await self.close()
         if self._bus is None:
-            self._bus = await NatsBus.connect(url, name="isthmus status", timeout_s=CONNECT_S)
+            self._bus = await dial(url, name="isthmus status", timeout_s=CONNECT_S)
             self._url, self._reached = url, True
         return self._bus
 

@@ -16,7 +16,7 @@ from isthmus_shared.bus.port import Bus, Subscription
 from isthmus_shared.errors import ProtocolViolation
 from isthmus_shared.ids import RequestId
 from isthmus_shared.messages import subjects
-from isthmus_shared.messages.health import WorkerHeartbeat, WorkerLost
+from isthmus_shared.messages.health import LEFT, WorkerHeartbeat, WorkerLost
 from isthmus_shared.messages.quick import QuickSteps, read_steps
 from isthmus_shared.messages.route import RoutePlan
 from isthmus_shared.messages.work import MoveRequests, StepEvents
@@ -27,6 +27,8 @@ MAX_PENDING_EVENTS = 16384
 that its sagas see, and re-plan."""
 MAX_MOVES = 8
 """Sequences of one ingress that are paused and copied at the same time."""
+GOODBYE_S = 0.25
+"""A worker that leaves in order has said all it had to say, but on other subjects, which its goodbye may overtake."""
 WATCH_S = 0.25
 """Between two looks for silent workers: half a heartbeat."""
 
@@ -126,6 +128,7 @@ class Hub:
                 self.knows_model.set()
 
     async def _read_lost(self, lost: Subscription) -> None:
+        loop = asyncio.get_running_loop()
         async for message in lost:
             try:
                 report = WorkerLost.decode(message.data)
@@ -133,7 +136,11 @@ class Hub:
                 self._malformed(message.subject, error)
                 continue
             self.roster.lost(report.worker.incarnation)
-            self.tell_gone(WorkerGone(report.worker.incarnation, f"{report.worker.worker_id}: {report.why}"))
+            gone = WorkerGone(report.worker.incarnation, f"{report.worker.worker_id}: {report.why}")
+            if report.why == LEFT:
+                loop.call_later(GOODBYE_S, self.tell_gone, gone)
+            else:
+                self.tell_gone(gone)
 
     async def _read_moves(self, moves: Subscription) -> None:
         async for message in moves:

@@ -13,8 +13,9 @@ from isthmus_planner.deadlines import DeadlinePolicy
 from isthmus_planner.prefix.index import MAX_HASHES
 from isthmus_planner.roles.balance import BalancePolicy
 from isthmus_planner.roles.loop import RoleSettings
+from isthmus_planner.roles.models import ModelPolicy
 from isthmus_planner.routing.policy import ModePolicy, Policy
-from isthmus_shared.config import ServiceConfig
+from isthmus_planner.routing.settings import RoutingConfig
 
 
 class LeaderPolicy(StrEnum):
@@ -27,9 +28,10 @@ _COST = CostConstants()
 _DEADLINE = DeadlinePolicy()
 _BALANCE = BalancePolicy()
 _ADMISSION = AdmissionSettings()
+_MODELS = ModelPolicy()
 
 
-class PlannerConfig(ServiceConfig):
+class PlannerConfig(RoutingConfig):
     PREFIX: ClassVar[str] = "PLANNER"
 
     mode: ModePolicy = Field(
@@ -85,11 +87,19 @@ class PlannerConfig(ServiceConfig):
         description="A worker keeps its role, and a model the direction of its changes, for so long at least",
     )
 
+    model_hold_s: float = Field(
+        default=_MODELS.hold_s, ge=0, le=86_400, description="A model must need another worker for so long"
+    )
+    model_dwell_s: float = Field(
+        default=_MODELS.dwell_s, ge=0, le=86_400, description="A worker keeps its model for so long at least"
+    )
+
     def role_settings(self) -> RoleSettings:
         return RoleSettings(
             balance=self.balance_roles,
             itl_s=self.itl_target_s or None,
             policy=BalancePolicy(hold_s=self.role_hold_s, dwell_s=self.role_dwell_s),
+            models=ModelPolicy(hold_s=self.model_hold_s, dwell_s=self.model_dwell_s),
         )
 
     max_wait_s: float = Field(
@@ -121,6 +131,10 @@ class PlannerConfig(ServiceConfig):
                 transfer_floor_s=self.transfer_floor_s,
                 stall_floor_s=self.stall_floor_s,
             ),
+            weights=self.weights(),
+            prices=self.price_of(),
+            expected_osl_tokens=self.expected_osl_tokens,
+            slo_margin=self.slo_margin,
         )
 
 

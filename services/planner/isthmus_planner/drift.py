@@ -24,7 +24,9 @@ ADOPT = 0.01
 DRIFTS = math.log(1.2)
 """Slower by a fifth: outside what batches and prompts of other lengths do to a linear law."""
 RECOVERED = math.log(1.1)
-NOISE_SIGMAS = 3.0
+QUIET = math.log(1.05)
+"""A level below it is noise."""
+NOISE_SIGMAS = 2.0
 """In addition to `DRIFTS`, of the level's own scatter."""
 SCATTER_SHARE = 0.02
 IN_A_ROW = 3
@@ -38,7 +40,7 @@ class _Watched:
     reference: StepCosts | None = None
     level: float = 0.0
     """Logarithm of present over usual step times, smoothed."""
-    scatter: float = 0.05
+    scatter: float = 0.03
     seen: int = 0
     """Steps that the present costs rest on."""
     above: int = 0
@@ -105,7 +107,8 @@ class Drift:
             watched.drifting, watched.beats = True, 0
         elif watched.above == 0:
             watched.scatter += SCATTER_SHARE * (min(surprise, 0.5) - watched.scatter)
-            watched.reference = _blend(watched.reference, costs)
+            share = ADOPT if abs(watched.level) < QUIET else ADOPT / 10  # else a change would hide itself
+            watched.reference = _blend(watched.reference, costs, share)
 
 
 def _ratio(usual: StepCosts, step: StepSample) -> float:
@@ -113,9 +116,9 @@ def _ratio(usual: StepCosts, step: StepSample) -> float:
     return math.log(step.step_s / max(expected_s, 1e-9))
 
 
-def _blend(usual: StepCosts, now: StepCosts) -> StepCosts:
+def _blend(usual: StepCosts, now: StepCosts, share: float) -> StepCosts:
     def between(old: float, new: float) -> float:
-        return old + ADOPT * (new - old)
+        return old + share * (new - old)
 
     return StepCosts(
         between(usual.base_s, now.base_s),

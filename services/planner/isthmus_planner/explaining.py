@@ -7,6 +7,7 @@ import asyncio
 from isthmus_planner.config import PlannerConfig
 from isthmus_planner.routing.explain import Explanations
 from isthmus_shared.bus.subscribing import subscribed
+from isthmus_shared.bus.syntax import is_inbox
 from isthmus_shared.errors import IsthmusError
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.outcomes import ExplainReply, ExplainRequest
@@ -24,7 +25,7 @@ async def answer_explanations(runtime: ServiceRuntime[PlannerConfig], explanatio
             try:
                 request = ExplainRequest.decode(message.data)
                 found = explanations.of(request.request_id, loop.time())
-                if found and message.reply is not None:
+                if found and message.reply is not None and is_inbox(message.reply):
                     await runtime.bus.publish(message.reply, ExplainReply(explanations=found).encode())
             except IsthmusError as error:
                 runtime.log.warning("explain.failed", code=error.code, why=error.text)

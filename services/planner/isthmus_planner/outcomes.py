@@ -43,7 +43,7 @@ class Latency:
     """(actual, predicted) seconds."""
 
     def foreseen(self) -> Foreseen | None:
-        if not self.pairs:
+        if not any(actual > 0 for actual, _ in self.pairs):
             return None
         return Foreseen(
             requests=len(self.pairs),

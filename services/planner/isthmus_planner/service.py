@@ -12,6 +12,7 @@ from isthmus_planner.config import LeaderPolicy, PlannerConfig
 from isthmus_planner.cost.speeds import prior_costs
 from isthmus_planner.desk import Desk
 from isthmus_planner.explaining import answer_explanations
+from isthmus_planner.forecasts import ForecastMetrics, forecasts
 from isthmus_planner.last_plan import PLAN_EVERY_S, route_plan
 from isthmus_planner.leader.bucket import JetStreamStore
 from isthmus_planner.leader.keeper import LeaseKeeper
@@ -59,6 +60,7 @@ class PlannerService:
         self._registry = Registry()
         self._desk = Desk(self._policy, runtime.config.admission(), self._choose)
         self._holding = Holding(self._desk)
+        self._forecasts = ForecastMetrics(runtime.metrics)
         self._seats, self._estimates = self._desk.seats, self._desk.estimates
         self._explanations = Explanations(runtime.incarnation)
         self._on_outcome: list[Callable[[Outcome, float], None]] = [
@@ -184,6 +186,7 @@ class PlannerService:
             relays=self._registry.relays,
             ingresses=self._registry.ingresses,
             planners=self._registry.planners,
+            forecasts=forecasts(self._desk, self._registry.workers),
         )
 
     def _no_view(self, _fault: Fault) -> ClusterView:
@@ -278,6 +281,7 @@ class PlannerService:
         for worker in self._registry.workers:
             for role in worker.roles:
                 counts[role, worker.state] += 1
+        self._forecasts.show(self._desk, self._registry.workers)
         for (role, state), count in counts.items():
             self._runtime.metrics.workers.labels(role.value, state.value).set(count)
 

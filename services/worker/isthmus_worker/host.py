@@ -14,6 +14,7 @@ from isthmus_shared.kv.negotiate import kv_form
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.assign import AssignRoles
 from isthmus_shared.messages.health import (
+    LEFT,
     IngressHeartbeat,
     ProcessState,
     Role,
@@ -115,7 +116,7 @@ class WorkerHost:
                     loops.append(tasks.create_task(self._assignments.run()))
                     await self._runtime.stopping.wait()
                     await self._drain()
-                why = "draining"
+                why = LEFT
                 self.desk.detach_all()
                 for loop in loops:
                     loop.cancel()

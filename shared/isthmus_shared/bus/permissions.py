@@ -45,6 +45,7 @@ PARTIES: Mapping[str, Role] = MappingProxyType(
         "client": Role.CLIENT,
         "isthmus status": Role.OPERATOR,
         "isthmus explain": Role.OPERATOR,
+        "operator": Role.OPERATOR,
     }
 )
 """What the catalogue calls them."""

@@ -96,6 +96,7 @@ class Scheduler:
         if self.limits.prefix_cache:
             sequence.names, sequence.prefixes = begin_names(request.cache_salt, self.limits.block_tokens)
         if request.kv_load is None:
+            sequence.expected = len(self._cached(sequence)) * self.limits.block_tokens
             self._enqueue(sequence)
         else:
             sequence.loads, sequence.first_token_known = True, request.resumes
@@ -342,7 +343,8 @@ class Scheduler:
 
     @property
     def queued_prefill_tokens(self) -> int:
-        waiting = sum(len(sequence.tokens) for sequence in self.waiting if not sequence.loads)
+        """As far as it is known: what was in the cache at a submit will be there later."""
+        waiting = sum(len(sequence.tokens) - sequence.expected for sequence in self.waiting if not sequence.loads)
         return waiting + sum(max(0, s.prefill_until - s.computed) for s in self.running)
 
     def check_invariants(self) -> None:

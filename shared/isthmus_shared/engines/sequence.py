@@ -62,6 +62,8 @@ class Sequence:
     """Its first blocks that have their names."""
     cached: int | None = None
     """Prompt tokens that were in the cache when it first ran."""
+    expected: int = 0
+    """Tokens that were in the cache when it was submitted: as a rule it will not have to compute those."""
     foreign: bool = False
     """Its KV was loaded: what a window hides is not in its blocks, so nobody else may use them."""
     runner_note: bytes | None = None

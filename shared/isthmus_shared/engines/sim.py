@@ -184,6 +184,10 @@ class _Cells:
     def write(self, work: Work) -> None:
         if work.load:
             self._tokens[self._places(work, 0, work.start)] = self.FOREIGN
+        if len(work.tokens) == 1:  # most works are: arrays of one cost more than they save
+            block, place = divmod(work.start, self._block_tokens)
+            self._tokens[work.block_table[block] * self._block_tokens + place] = work.tokens[0]
+            return
         self._tokens[self._places(work, work.start, work.end)] = work.tokens
 
     def verify(self, work: Work) -> None:

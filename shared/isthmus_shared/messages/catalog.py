@@ -163,7 +163,7 @@ CHANNELS: tuple[Channel, ...] = (
         "move_requests",
         subjects.MOVE_REQUESTS,
         work.MoveRequests,
-        ("decode-worker", "planner"),
+        ("decode-worker", "planner", "operator"),
         ("ingress",),
         "Move what runs on that worker elsewhere",
     ),

@@ -168,11 +168,29 @@ class PlannerHeartbeat(_Heartbeat):
     routes_total: int = Field(default=0, ge=0)
 
 
+LEFT = "draining"
+"""A WorkerLost's `why` when the worker itself says goodbye: all that it had to say was said before."""
+
+
 class WorkerLost(WireMessage):
     KIND: ClassVar[str] = "worker_lost"
 
     worker: WorkerRef
     why: str
+
+
+class WorkerForecast(Part):
+    """What a planner predicted of a worker beside what happened, and whether its steps have become slower."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    drifting: bool = False
+    slowdown: float = Field(default=1.0, gt=0)
+    """Time of its steps over what they usually take."""
+    ttft: Foreseen | None = None
+    """Of requests that it prefilled, from their route on. None until one had a first token."""
+    itl: Foreseen | None = None
+    """Of those that it decoded."""
 
 
 class ViewRequest(WireMessage):
@@ -189,3 +207,5 @@ class ClusterView(WireMessage):
     relays: tuple[RelayHeartbeat, ...] = ()
     ingresses: tuple[IngressHeartbeat, ...] = ()
     planners: tuple[PlannerHeartbeat, ...] = ()
+    forecasts: tuple[WorkerForecast, ...] = ()
+    """Of the planner that answers."""

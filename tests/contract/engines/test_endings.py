@@ -57,6 +57,24 @@ async def test_abort_while_prefilling_aborts_the_sink(make: Make, form: str) -> 
         assert engine.outcomes["r"].tokens == []
 
 
+async def test_cancelled_prefills_cost_the_next_one_nothing(make: Make, form: str) -> None:
+    """Ten long prompts are given up, one of them under way: the eleventh is next, after at most the step under way."""
+    async with make(form, prefill_chunk_tokens=16, max_waiting=16) as engine:
+        transfers = [engine.transfer(2000) for _ in range(10)]
+        sink = transfers[0].sink = SignallingSink(transfers[0])
+        for number, transfer in enumerate(transfers):
+            engine.submit(ask(f"given up {number}", prompt_of(2000, seed=number), save=transfer))
+        await sink.began.wait()
+        for number in range(10):
+            engine.engine.abort(RequestId(f"given up {number}"))
+        await engine.until("given up 9")
+        before = len(engine.reports)
+        await engine.run(ask("next", prompt_of(40), max_tokens=1))
+        prefilled = sum(report.prefill_tokens for report in engine.reports[before:])
+        assert prefilled <= 40 + 16
+        engine.assert_empty()
+
+
 async def test_abort_while_decoding(make: Make, form: str) -> None:
     async with make(form) as engine:
         engine.submit(ask("r", prompt_of(20), max_tokens=400))

@@ -86,6 +86,17 @@ async def test_a_resumed_sequence_is_handed_over_like_a_new_one(make: Make, form
         assert rest.indexes == list(range(4, 10))
 
 
+async def test_prefixes_are_shared_under_one_salt_only(make: Make, form: str, tolerance: float) -> None:
+    prompt = prompt_of(200, seed=77)
+    async with make(form) as engine:
+        salts = ("a", "b", "", "a", "b", "")
+        outcomes = [await engine.run(ask(f"r{i}", prompt, salt=salt)) for i, salt in enumerate(salts)]
+        assert [outcome.cached for outcome in outcomes[:3]] == [0, 0, 0]
+        assert all(outcome.cached >= 128 for outcome in outcomes[3:])
+        for outcome in outcomes[1:]:
+            assert_same_output(outcome, outcomes[0], tolerance=tolerance)
+
+
 async def test_the_seed_decides_what_is_sampled(make: Make, form: str) -> None:
     async with make(form) as engine:
         one, again, other = [

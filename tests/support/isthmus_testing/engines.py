@@ -46,7 +46,7 @@ class Outcome:
         if output.token_ids:
             self.indexes.append(output.output_index)
         self.tokens += output.token_ids
-        self.cached += output.cached_tokens
+        self.cached = max(self.cached, output.cached_tokens)
         self.computed += sum(tokens for tokens, _ in output.prefill.chunks) if output.prefill is not None else 0
         self.logprobs += output.logprobs or ()
         if output.finish is not None:

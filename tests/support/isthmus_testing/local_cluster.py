@@ -137,10 +137,11 @@ class LocalCluster:
         raise AssertionError(f"after {SETTLE_S:g} s still: {problems}\n{self.told()}")
 
     async def metrics(self, worker: str) -> dict[str, float]:
-        """Samples of one worker's or relay's /metrics, by name and labels."""
+        """Samples of one worker's, a node's relay's or the ingress' /metrics, by name and labels."""
         view = await self.view()
         addresses: dict[str, str | None] = {beat.worker_id: beat.http_address for beat in view.workers}
         addresses |= {f"relay-{beat.relay.node_id}": beat.http_address for beat in view.relays}
+        addresses |= {beat.ingress_id: beat.http_address for beat in view.ingresses}
         text = await asyncio.to_thread(_get, f"http://{addresses[worker]}/metrics")
         return {
             sample.name + "".join(f"{{{key}={value}}}" for key, value in sorted(sample.labels.items())): sample.value

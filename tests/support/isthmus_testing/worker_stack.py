@@ -121,14 +121,16 @@ class Worker:
 class Stack:
     """The cluster, and the ingress that the test plays."""
 
-    def __init__(self, broker: MemoryBroker, tasks: asyncio.TaskGroup, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, broker: MemoryBroker, tasks: asyncio.TaskGroup, stack: AsyncExitStack, planner: dict[str, Any]
+    ) -> None:
         self.broker, self.tasks, self._stack = broker, tasks, stack
         self.hub = Hub()
         self.bus: Bus = broker.client("ingress")
         self.events: asyncio.Queue[SequenceEvent] = asyncio.Queue()
         self.messages: list[StepEvents] = []
         self.lost: list[WorkerLost] = []
-        self.planner = self._runtime("planner", PlannerConfig(heartbeat_interval_s=1.0))
+        self.planner = self._runtime("planner", PlannerConfig(**({"heartbeat_interval_s": 1.0} | planner)))
 
     def _runtime(self, name: str, config: Any) -> ServiceRuntime[Any]:
         return ServiceRuntime(name, config, bus=self.broker.client(name), instance=name, serve_http=False)
@@ -233,11 +235,12 @@ def handlers_of(role: Role) -> RoleHandlers:
 
 
 @asynccontextmanager
-async def cluster() -> AsyncIterator[Stack]:
+async def cluster(**planner: Any) -> AsyncIterator[Stack]:
+    """`planner`: its settings."""
     async with AsyncExitStack() as contexts:
         tasks = asyncio.TaskGroup()
         await contexts.enter_async_context(_cancelled_at_end(tasks))
-        stack = Stack(MemoryBroker(), tasks, contexts)
+        stack = Stack(MemoryBroker(), tasks, contexts, planner)
         await stack.start()
         yield stack
 

@@ -8,9 +8,11 @@ import pytest
 from isthmus_cli.bus_users import write_urls
 from isthmus_cli.child import Command
 from isthmus_cli.commands import Surroundings, commands
+from isthmus_cli.dialling import login_for
 from isthmus_cli.spec import ClusterSpec, load
 from isthmus_ingress.config import IngressConfig
 from isthmus_planner.config import PlannerConfig
+from isthmus_shared.bus.login import BusLogin
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.engines.config import EngineKind
 from isthmus_shared.engines.vllm.arguments import parse
@@ -20,7 +22,9 @@ SECRETS = Path("/run/x/secrets")
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-def plan(spec: ClusterSpec, environ: dict[str, str] | None = None, *, secrets: Path = SECRETS) -> dict[str, Command]:
+def plan(
+    spec: ClusterSpec, environ: dict[str, str] | None = None, *, secrets: Path = SECRETS, own_bus: bool = True
+) -> dict[str, Command]:
     around = Surroundings(
         environ=environ or {},
         model=Path("/models/tiny"),
@@ -29,6 +33,7 @@ def plan(spec: ClusterSpec, environ: dict[str, str] | None = None, *, secrets: P
         secrets=secrets,
         port=8123,
         cpus=4,
+        own_bus=own_bus,
     )
     return {command.name: command for command in commands(spec, around)}
 
@@ -85,6 +90,22 @@ def test_the_callers_environment_is_passed_on_but_not_its_isthmus_settings() -> 
     assert env["ISTHMUS_NATS_URL_FILE"] == "/run/x/secrets/planner.nats_url"
     assert "NATS_URL" not in env
     assert "ISTHMUS_WORKER_ID" not in env
+
+
+def test_settings_of_the_callers_own_bus_are_passed_on_and_those_of_ours_are_not() -> None:
+    environ = {"ISTHMUS_NATS_CA": "/ca.pem", "ISTHMUS_NATS_NKEY_FILE": "/seed", "ISTHMUS_NATS_URL": "nats://x:1"}
+    for own_bus in (True, False):
+        for command in plan(load(None), environ, own_bus=own_bus).values():
+            assert ("ISTHMUS_NATS_CA" in command.env) is not own_bus
+            assert ("ISTHMUS_NATS_NKEY_FILE" in command.env) is not own_bus
+            assert "ISTHMUS_NATS_URL" not in command.env
+
+
+def test_a_local_clusters_own_password_needs_nothing_beside_it() -> None:
+    environ = {"ISTHMUS_NATS_CA": "ca.pem", "ISTHMUS_NATS_CERT": "c.pem", "ISTHMUS_NATS_KEY": "k.pem", "PATH": "/bin"}
+    assert login_for("nats://operator:secret@127.0.0.1:4222", environ) == BusLogin()
+    assert login_for("tls://bus:4222", environ) == BusLogin(ca=Path("ca.pem"), cert=Path("c.pem"), key=Path("k.pem"))
+    assert login_for("tls://me:secret@bus:4222", {}) == BusLogin()
 
 
 def test_only_relays_know_the_secret() -> None:

@@ -96,6 +96,23 @@ async def test_a_sequence_that_fails_alone_leaves_nothing_for_others() -> None:
         assert (await engine.run(ask("no doubt", prompt_of(40)))).cached == 32
 
 
+async def test_what_is_cached_is_no_part_of_the_queue() -> None:
+    runner = FlakyRunner()
+    async with running(BatchingEngine(runner, CONFIG.model_copy(update={"max_batch": 1}))) as engine:
+        await engine.run(ask("before", prompt_of(100)))
+        runner.entered.clear()
+        runner.gate.clear()
+        engine.submit(ask("runs", prompt_of(20, seed=1)))
+        await runner.entered.wait()
+        engine.submit(ask("known", prompt_of(110)))
+        engine.submit(ask("new", prompt_of(110), salt="s"))
+        assert engine.engine.load().queued_prefill_tokens == 20 + (110 - 96) + 110
+        runner.gate.set()
+        for name in ("runs", "known", "new"):
+            await engine.until(name)
+        engine.assert_empty()
+
+
 async def test_failures_that_repeat_mark_the_engine_failed_and_end_everybody() -> None:
     runner = FlakyRunner()
     engine = BatchingEngine(runner, CONFIG.model_copy(update={"max_batch": 1}))

@@ -94,6 +94,83 @@ async def test_what_a_handler_raises_is_answered_and_the_service_goes_on(
     assert (fine.text, fine.fault) == ("FINE", None)
 
 
+def answer_short(ask: Ask) -> Answer | None:
+    """At once, unless it begins with "slow"."""
+    match ask.text:
+        case "full":
+            raise NoCapacity("no room", retry_after_s=2)
+        case "bug":
+            raise ZeroDivisionError("a bug")
+        case "huge":
+            return Answer(text="x" * 9_000_000)
+    return None if ask.text.startswith("slow") else Answer(text=f"at once: {ask.text}")
+
+
+async def test_what_needs_no_waiting_is_answered_at_once_and_everything_else_as_ever(
+    runtime: ServiceRuntime, memory_broker: MemoryBroker
+) -> None:
+    client, listening = memory_broker.client(), asyncio.Event()
+    payloads = [*(Ask(text=text).encode() for text in ("a", "slow one", "full", "bug", "huge")), b"\xff"]
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(
+            runtime.serve("svc", Ask, answer, on_error=refusal, name="quick", listening=listening, at_once=answer_short)
+        )
+        await listening.wait()
+        many = [tasks.create_task(client.request("svc", data, timeout_s=WAIT_S)) for data in payloads * 3]
+        async with asyncio.timeout(WAIT_S):
+            answers = [Answer.decode((await each).data) for each in many]
+        serving.cancel()
+    await client.close()
+    assert [a.fault.code if a.fault else a.text for a in answers] == 3 * [
+        "at once: a",
+        "SLOW ONE",
+        "no_capacity",
+        "internal_error",
+        "payload_too_large",
+        "protocol_violation",
+    ]
+    count = runtime.metrics.registry.get_sample_value
+    outcomes = {
+        "ok": 6.0,
+        "no_capacity": 3.0,
+        "internal_error": 3.0,
+        "payload_too_large": 3.0,
+        "protocol_violation": 3.0,
+    }
+    for outcome, times in outcomes.items():
+        assert count("isthmus_bus_calls_total", {"endpoint": "quick", "outcome": outcome}) == times
+
+
+async def test_requests_that_are_answered_at_once_let_others_run(
+    runtime: ServiceRuntime, memory_broker: MemoryBroker
+) -> None:
+    client, listening = memory_broker.client(), asyncio.Event()
+    served, seen = 0, []
+
+    def count(_: Ask) -> Answer:
+        nonlocal served
+        served += 1
+        return Answer()
+
+    async def other() -> None:
+        while served < 200:
+            seen.append(served)
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(
+            runtime.serve("svc", Ask, answer, on_error=refusal, listening=listening, at_once=count)
+        )
+        await listening.wait()
+        for _ in range(200):
+            await client.publish("svc", Ask(text="a").encode())
+        async with asyncio.timeout(WAIT_S):
+            await other()
+        serving.cancel()
+    await client.close()
+    assert len(set(seen)) >= 4, "not all of them in one go"
+
+
 async def test_an_answer_goes_to_an_inbox_only(runtime: ServiceRuntime, memory_broker: MemoryBroker) -> None:
     """Whoever asks may name where the answer goes: a command's subject would make us say what the asker may not."""
     client, listening = memory_broker.client(), asyncio.Event()

@@ -14,14 +14,15 @@ from isthmus_planner.registry import Registry
 from isthmus_planner.roles.balance import BalancePolicy, Balancer, Change, Verdict
 from isthmus_planner.roles.capacity import Ability
 from isthmus_planner.roles.mix import Mix, MixMeter
+from isthmus_planner.roles.models import Allocator, ModelChange, ModelPolicy, ModelPool
 from isthmus_planner.roles.rates import Receiver, Sender, lane_rates
 from isthmus_planner.roles.workers import abilities, pools
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.errors import BusDisconnected, IsthmusError
-from isthmus_shared.ids import Incarnation
+from isthmus_shared.ids import Incarnation, WorkerId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.assign import AssignRoles
-from isthmus_shared.messages.health import PlannerHeartbeat, RelayRates, Role, WorkerHeartbeat
+from isthmus_shared.messages.health import PlannerHeartbeat, ProcessState, RelayRates, Role, WorkerHeartbeat
 from isthmus_shared.messages.outcomes import Outcomes
 from isthmus_shared.messages.route import RouteRequest
 from isthmus_shared.messages.work import Ack
@@ -46,6 +47,7 @@ class RoleSettings:
     itl_s: float | None = None
     """Target between tokens where requests promise none."""
     policy: BalancePolicy = field(default_factory=BalancePolicy)
+    models: ModelPolicy = field(default_factory=ModelPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class RoleLoop:
         self._leadership, self._settings, self._prior = leadership, settings, prior
         self._meter = MixMeter()
         self._balancers: dict[str, Balancer] = {}
+        self._allocator = Allocator(settings.models)
         self._planners: dict[Incarnation, float] = {}
 
     def routed(self, request: RouteRequest, *, cached_tokens: int = 0) -> None:
@@ -112,15 +115,19 @@ class RoleLoop:
 
     async def _look(self) -> None:
         if self._leadership.epoch is None:
+            self._allocator.forget_pending()
             for balancer in self._balancers.values():
                 balancer.forget_pending()
             return
         found = self._pools()
         if self._settings.balance:
+            moving = self._allocated(found)
             changes = [change for pool in found if (change := self._balanced(pool)) is not None]
             async with asyncio.TaskGroup() as tasks:
                 for change in changes:
-                    tasks.create_task(self._assign(change))
+                    tasks.create_task(self._assign(change.worker_id, change.incarnation, tuple(sorted(change.roles))))
+                if moving is not None and self._can_take(moving):
+                    tasks.create_task(self._assign(moving.worker_id, moving.incarnation, moving.roles, moving.model))
         await self._publish_rates(found)
 
     def _pools(self) -> list[Pool]:
@@ -169,16 +176,18 @@ class RoleLoop:
             realised_per_s=None if verdict.realised_per_s is None else round(verdict.realised_per_s, 4),
         )
 
-    async def _assign(self, change: Change) -> None:
+    async def _assign(
+        self, worker_id: WorkerId, life: Incarnation, roles: tuple[Role, ...], model: str | None = None
+    ) -> None:
         """Asks; what did not arrive or was refused is asked again with the next look, as long as it is wanted."""
         epoch = self._leadership.epoch
         if epoch is None:
             return
-        message = AssignRoles(epoch=epoch, incarnation=change.incarnation, roles=tuple(sorted(change.roles)))
-        log = self._runtime.log.bind(worker=change.worker_id)
+        message = AssignRoles(epoch=epoch, incarnation=life, roles=roles, model=model)
+        log = self._runtime.log.bind(worker=worker_id)
         try:
             reply = await self._runtime.bus.request(
-                subjects.worker_assign(change.worker_id), message.encode(), timeout_s=ASK_S
+                subjects.worker_assign(worker_id), message.encode(), timeout_s=ASK_S
             )
             fault = Ack.decode(reply.data).fault
         except IsthmusError as error:
@@ -186,6 +195,39 @@ class RoleLoop:
             return
         if fault is not None:
             log.warning("role.refused", code=fault.code, why=fault.what)
+
+    # -- models
+
+    def _can_take(self, change: ModelChange) -> bool:
+        """Not while it drains or loads: then it has taken it, and is not asked again."""
+        return any(
+            beat.incarnation == change.incarnation and beat.model == change.was and beat.state is ProcessState.READY
+            for beat in self._registry.workers
+        )
+
+    def _allocated(self, found: list[Pool]) -> ModelChange | None:
+        """What to ask of a worker that is to load another model. While it does, it is in no pool's balance."""
+        allocator = self._allocator
+        was, beats = allocator.pending, self._registry.workers
+        loadable = {beat.worker_id: frozenset(beat.models_able or (beat.model,)) for beat in beats}
+        pools = [ModelPool(pool.model, pool.workers, pool.mix, pool.itl_s) for pool in found]
+        change = allocator.look(pools, loadable, _now_s())
+        for verdict, outcome in allocator.take_verdicts():
+            self._runtime.metrics.model_changes.labels(verdict.model, outcome.replace(" ", "_")).inc()
+            self._runtime.log.info("model.change_over", worker=verdict.worker_id, model=verdict.model, outcome=outcome)
+        if change is not None and change is not was:
+            self._runtime.log.info(
+                "model.assigned",
+                worker=change.worker_id,
+                model=change.model,
+                before=change.was,
+                roles=change.roles,
+                load=round(change.before, 3),
+                predicted=round(change.after, 3),
+            )
+        if change is not None:
+            found[:] = [_without(pool, change.worker_id) for pool in found]
+        return change
 
     # -- rates
 
@@ -201,6 +243,12 @@ class RoleLoop:
 
     def _host_costs(self) -> dict[Incarnation, float | None]:
         return {beat.incarnation: beat.host_s_per_byte for beat in self._registry.relays}
+
+
+def _without(pool: Pool, worker_id: WorkerId) -> Pool:
+    kept = [pair for pair in zip(pool.beats, pool.workers, strict=True) if pair[1].worker_id != worker_id]
+    beats, workers = tuple(beat for beat, _ in kept), tuple(worker for _, worker in kept)
+    return Pool(pool.model, beats, workers, pool.mix, pool.itl_s)
 
 
 def _lanes(found: list[Pool], host_costs: dict[Incarnation, float | None]) -> tuple[list[Sender], list[Receiver]]:

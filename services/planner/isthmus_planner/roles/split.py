@@ -68,6 +68,23 @@ def best_split(workers: Sequence[Ability], of_each: Mapping[WorkerId, Speeds]) -
     return _exchanged({**fixed, **found}, frozenset(found), of_each)
 
 
+def divided_capacity(workers: Sequence[Ability], of_each: Mapping[WorkerId, Speeds]) -> float:
+    """Requests per second of the best division in which one worker may divide its time between the roles: what the
+    workers are worth together, before they have been rounded to whole ones."""
+    flexible = sorted((w for w in workers if w.flexible), key=lambda w: -_advantage(of_each[w.worker_id]))
+    base = capacity(of_each, {w.worker_id: frozenset(w.roles) for w in workers if not w.flexible})
+    prefill_per_s = base.prefill_per_s
+    decode_per_s = base.decode_per_s + sum(of_each[w.worker_id].decode_per_s for w in flexible)
+    for worker in flexible:
+        speed = of_each[worker.worker_id]
+        share = (decode_per_s - prefill_per_s) / (speed.prefill_per_s + speed.decode_per_s)
+        if share < 1:
+            return prefill_per_s + max(0.0, share) * speed.prefill_per_s
+        prefill_per_s += speed.prefill_per_s
+        decode_per_s -= speed.decode_per_s
+    return min(prefill_per_s, decode_per_s)
+
+
 def _exchanged(
     roles: dict[WorkerId, frozenset[Role]], flexible: frozenset[WorkerId], of_each: Mapping[WorkerId, Speeds]
 ) -> dict[WorkerId, frozenset[Role]]:

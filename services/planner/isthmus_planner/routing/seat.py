@@ -32,9 +32,9 @@ class Correction:
     """Actual over predicted, of a worker that drifts: its costs are taken so many times."""
 
     ttft: float = 1.0
+    itl: float = 1.0
     ttft_base_s: float = 0.0
     """What comes on top of any prompt's steps: an engine's front end, the bus."""
-    itl: float = 1.0
 
 
 UNCORRECTED = Correction()

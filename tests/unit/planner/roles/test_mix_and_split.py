@@ -9,7 +9,7 @@ import pytest
 
 from isthmus_planner.roles.capacity import Ability, capacity, decode_batch, prefill_s, speeds
 from isthmus_planner.roles.mix import HALF_LIFE_S, MAX_OPEN, WINDOW_S, Kind, Mix, MixMeter
-from isthmus_planner.roles.split import BOTH, DECODE, PREFILL, best_split, covers, current, toward
+from isthmus_planner.roles.split import BOTH, DECODE, PREFILL, best_split, covers, current, divided_capacity, toward
 from isthmus_shared.ids import RequestId, WorkerId
 from isthmus_shared.messages.health import Role
 from isthmus_testing.role_pool import ability
@@ -150,6 +150,25 @@ def test_no_division_is_better_than_the_one_that_is_found() -> None:
         assert found >= 0.9 * best
         exact += found >= best - 1e-9
     assert exact >= 50
+
+
+def test_what_workers_are_worth_together_is_at_least_what_whole_ones_do() -> None:
+    rng = random.Random(2)
+    for _ in range(60):
+        workers = [
+            ability(f"w{n}", Role.DECODE, prefill=rng.choice((1.0, 3.0)), decode=rng.choice((1.0, 2.0)))
+            for n in range(rng.randint(1, 7))
+        ]
+        load = mix(rng.choice((512, 8192)), rng.choice((128, 1024, 8192)))
+        of_each = {w.worker_id: speeds(w, load, 0.02) for w in workers}
+        worth = divided_capacity(workers, of_each)
+        whole = max((capacity(of_each, roles).per_s for roles in all_splits(workers)), default=0.0)
+        assert worth >= whole - 1e-9
+        one = max(of_each[w.worker_id].prefill_per_s for w in workers)
+        assert worth <= whole + one
+    alone = of_each[workers[0].worker_id]
+    each_s = 1 / alone.prefill_per_s + 1 / alone.decode_per_s
+    assert divided_capacity(workers[:1], of_each) == pytest.approx(1 / each_s), "one after the other"
 
 
 def test_who_is_better_at_prefill_prefills_and_the_division_follows_the_mix() -> None:

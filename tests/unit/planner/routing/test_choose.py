@@ -203,3 +203,26 @@ def test_staged_kv_that_nobody_can_fetch_is_prefilled_again(facts: dict[str, str
 def test_a_decode_worker_without_a_relay_fetches_no_staged_kv() -> None:
     chosen, _ = resumed(worker("d", Role.DECODE, relay=False))
     assert chosen.mode is Mode.AGGREGATED
+
+
+@pytest.mark.parametrize("mode", [ModePolicy.DISAGGREGATED, ModePolicy.AGGREGATED])
+def test_room_is_needed_for_the_first_token_too(mode: ModePolicy) -> None:
+    exact = worker("d1", Role.DECODE, free=6, step_s=0.010)
+    roomy = worker("d2", Role.DECODE, free=7, step_s=0.011)
+    assert route(ask(96), (P, exact, roomy), mode).decode.ref.worker_id == "d2"
+    assert route(ask(95), (P, exact, roomy), mode).decode.ref.worker_id == "d1"
+
+
+BOTH = (Role.PREFILL, Role.DECODE)
+
+
+def test_a_worker_in_both_roles_serves_alone_where_that_costs_least_and_never_pairs_with_itself() -> None:
+    both = worker("b", *BOTH, prefill_rate=1e5, step_s=0.01)
+    assert sides(route(ask(), (both,))) == (None, "b")
+    assert sides(route(ask(), (both, worker("d", Role.DECODE, step_s=0.05)), ModePolicy.AUTO)) == (None, "b")
+    crowded = worker("b", *BOTH, prefill_rate=1e4, step_s=0.01, running=40)
+    idle = worker("d", Role.DECODE, step_s=0.01)
+    assert sides(route(ask(8000), (worker("p", Role.PREFILL, prefill_rate=1e4), crowded, idle), ModePolicy.AUTO)) == (
+        "p",
+        "d",
+    ), "forty streams would stand still for its prefill"
