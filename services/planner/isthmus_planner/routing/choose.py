@@ -150,7 +150,10 @@ class _Crossings:
         return self._base_s + self._size_bytes * slowest
 
     def crossing(self, i: int, j: int) -> Crossing:
-        return Crossing(self.transfer_s(i, j), staged=self._size_bytes <= self._group.prefill.staging[i])
+        return Crossing(self.transfer_s(i, j), staged=self.staged(i))
+
+    def staged(self, i: int) -> bool:
+        return self._size_bytes <= self._group.prefill.staging[i]
 
     def cost(self, i: int, j: int) -> float:
         """What only the pair as such costs: the crossing, and what it does to the mean ITL."""

@@ -57,6 +57,8 @@ class Seat:
     """Not frozen only because one is made for each route and beat, and a frozen one takes four times as long."""
 
     beat: WorkerHeartbeat
+    """The first with this standing (`group.standing_of`), so that many seats that are kept keep one: only what does not
+    change within it is read, never its load."""
     ref: WorkerRef
     pending: Pending
     targets: Targets
@@ -116,9 +118,10 @@ def seat_of(
     targets: Targets = NO_TARGETS,
     correction: Correction = UNCORRECTED,
     dollars_per_s: float = 0.0,
-    ref: WorkerRef | None = None,
+    like: Seat | None = None,
 ) -> Seat:
-    """`now_s`: when the beat came. `ready_s`: what is known of its queue since then; None: it is as the beat tells."""
+    """`now_s`: when the beat came. `ready_s`: what is known of its queue since then; None: it is as the beat tells.
+    `like`: the same worker's last one, with the same standing."""
     side = Side(beat, pending, live)
     load = beat.load
     decodes = Role.DECODE in beat.roles
@@ -138,8 +141,8 @@ def seat_of(
     share = 0.0 if live is None or not decodes else min(live.prefill_share, MOST_PREFILL_SHARE)
     slower, later = correction.ttft, correction.itl / (1.0 - share)
     return Seat(
-        beat=beat,
-        ref=ref_of(beat) if ref is None else ref,
+        beat=beat if like is None else like.beat,
+        ref=ref_of(beat) if like is None else like.ref,
         pending=pending,
         targets=targets,
         ready_s=now_s + slower * queue_wait_s(side, constants) if ready_s is None else ready_s,
