@@ -139,8 +139,10 @@ class Hub:
             except ProtocolViolation as error:
                 self._malformed(message.subject, error)
                 continue
-            self.roster.lost(report.worker.incarnation)
-            gone = WorkerGone(report.worker.incarnation, f"{report.worker.worker_id}: {report.why}")
+            if not report.silent:
+                self.roster.lost(report.worker.incarnation)
+            why = f"{report.worker.worker_id}: {report.why}"
+            gone = WorkerGone(report.worker.incarnation, why, certain=not report.silent)
             if report.why == LEFT:
                 loop.call_later(GOODBYE_S, self.tell_gone, gone)
             else:
