@@ -197,6 +197,9 @@ class PlannerService:
         self._registry.planner_beat(beat, self._now_s())
 
     async def _on_lost(self, message: WorkerLost) -> None:
+        """Who is silent every planner judges by itself: this may be its own word, come back to it."""
+        if message.silent:
+            return
         if self._registry.worker_lost(message.worker, self._now_s()):
             self._forget(message, "reported")
 

@@ -177,6 +177,8 @@ class WorkerLost(WireMessage):
 
     worker: WorkerRef
     why: str
+    silent: bool = False
+    """Nobody saw it end: the sender has not heard it for too long. Others may hear it, or hear it again."""
 
 
 class ViewRequest(WireMessage):
