@@ -69,6 +69,11 @@ class IngressConfig(ServiceConfig):
     max_body_bytes: int = Field(
         default=4 * 1024 * 1024, ge=1024, le=1024**3, description="Largest request body; a larger one is refused (413)"
     )
+    max_bodies_bytes: int = Field(
+        default=256 * 1024 * 1024,
+        ge=1024,
+        description="Bodies of all requests that are not admitted yet; beyond, one is refused (429)",
+    )
     body_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="From a request's head to its body's end")
     write_stall_s: float = Field(
         default=30.0, gt=0, le=3600, description="A client that takes no bytes for so long is cut off"

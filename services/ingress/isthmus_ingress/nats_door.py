@@ -90,7 +90,8 @@ class NatsDoor:
                 await reply.last({"object": "list", "data": self._frontend.models()})
                 return None
             try:
-                with self._frontend.guarded(request_id):
+                with self._frontend.guarded(request_id), self._frontend.bodies.share() as take:
+                    take(len(message.data))
                     body = self._body(message, reply.format)
                     if (cancel := message.headers.get(CANCEL)) is not None:
                         _check_cancel(cancel)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from isthmus_ingress.body_room import BodyRoom
 from isthmus_ingress.cancels import Cancels
 from isthmus_ingress.config import IngressConfig
 from isthmus_ingress.driver import Deps
@@ -49,6 +50,7 @@ class Ingress:
         self.address: str | None = None
         self.listening = asyncio.Event()
         self.server: ApiServer | None = None
+        self.frontend: Frontend | None = None
         self.events_subject = subjects.ingress_events(IngressId(self.config.id), runtime.incarnation)
         self._serve_http, self._load_text = serve_http, load_text
         self._keyring = Keyring(
@@ -68,7 +70,7 @@ class Ingress:
                 background = [service.create_task(self.hub.run(), name="hub")]
                 await self.hub.ready.wait()
                 async with asyncio.TaskGroup() as work:
-                    frontend = self._frontend(Preparer(text, executor, others), work)
+                    frontend = self.frontend = self._frontend(Preparer(text, executor, others), work)
                     door = NatsDoor(self.runtime, frontend, max_body_bytes=self.config.max_body_bytes)
                     background.append(service.create_task(door.run(), name="nats"))
                     serving = service.create_task(self._http(frontend), name="http") if self._serve_http else None
@@ -119,7 +121,8 @@ class Ingress:
             Releases(runtime.bus),
         )
         limits = Limits(config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight)
-        return Frontend(preparer, self.hub, deps, limits, self._accepting, keyring=self._keyring)
+        bodies = BodyRoom(config.max_bodies_bytes)
+        return Frontend(preparer, self.hub, deps, limits, self._accepting, keyring=self._keyring, bodies=bodies)
 
     def _accepting(self) -> bool:
         return not self.runtime.stopping.is_set()
