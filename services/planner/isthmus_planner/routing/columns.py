@@ -86,11 +86,10 @@ class PrefillColumns(Columns):
         left_s = ask.ttft_left_s
         if left_s is not None:
             missed_s, excess, margin = ask.weights.missed_s, ask.weights.excess, ask.margin
-            over = [
-                margin * (w + n * t - (-n // c) * s) - left_s
-                for w, t, c, s in zip(waits, self._token, self._chunk, self._chunk_s, strict=True)
+            found = [
+                cost if (o := margin * (w + n * t - (-n // c) * s) - left_s) <= 0.0 else cost + missed_s + excess * o
+                for cost, w, t, c, s in zip(found, waits, self._token, self._chunk, self._chunk_s, strict=True)
             ]
-            found = [cost if o <= 0.0 else cost + missed_s + excess * o for cost, o in zip(found, over, strict=True)]
         for life in ask.cached:
             at = self.index.get(life)
             if at is not None:
@@ -182,20 +181,21 @@ class DecodeColumns(Columns):
         target_s = ask.itl_target_s
         if target_s is not None:
             mine = share if own else 0.0
-            over = [
-                margin * (i + n * k + (h * mine if h < NEVER else 0.0)) - target_s
-                for i, k, h in zip(self._itl, self._kv, held_s, strict=True)
+            costs = [
+                c
+                if (o := margin * (i + n * k + (h * mine if h < NEVER else 0.0)) - target_s) <= 0.0
+                else c + missed_s + excess * o
+                for c, i, k, h in zip(costs, self._itl, self._kv, held_s, strict=True)
             ]
-            costs = [c if o <= 0.0 else c + missed_s + excess * o for c, o in zip(costs, over, strict=True)]
         if any(self._count):
-            over = [
-                margin * (i + n * k + (h * share if h < NEVER else 0.0)) - t
-                for i, k, h, t in zip(self._itl, self._kv, held_s, self._strict, strict=True)
-            ]
             shared = SHARED * excess
             costs = [
-                c if o <= 0.0 else c + count * (missed_s + shared * o)
-                for c, o, count in zip(costs, over, self._count, strict=True)
+                c
+                if (o := margin * (i + n * k + (h * share if h < NEVER else 0.0)) - t) <= 0.0
+                else c + count * (missed_s + shared * o)
+                for c, i, k, h, t, count in zip(
+                    costs, self._itl, self._kv, held_s, self._strict, self._count, strict=True
+                )
             ]
         return costs
 
