@@ -66,6 +66,12 @@ docs: $(DOCS_VENV)/.made  ## the documentation as a site, site/index.html; fails
 sim: $(VENV)/.dev  ## the real services in virtual time, with seeded faults (ARGS="--seeds 1000")
 	@$(PYTEST) tests/sim $(ARGS)
 
+sim-seeds: $(VENV)/.dev  ## 10,000 seeds of the same over two processes, what fails made small (ARGS="--seeds 200 --first 50")
+	@OMP_NUM_THREADS=1 $(BIN)/python -m isthmus_cli sim --seeds 10000 $(ARGS)
+
+sim-mutants: $(VENV)/.dev  ## bugs put back on purpose, and the first seed that finds each (ARGS="--seeds 100 --only lost-cancel")
+	@PYTHONPATH=$(SOURCES):tests/support OMP_NUM_THREADS=1 $(BIN)/python -m isthmus_testing.sim_mutants $(ARGS)
+
 sim-agreement: $(VENV)/.dev  ## the real services in virtual time beside the planner's simulator, and paced beside unpaced (ARGS="--clients 1 8")
 	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python -m isthmus_sim.agreement $(ARGS)
 
@@ -226,3 +232,6 @@ vllm-venv: $(VLLM_VENV)/.made  ## install vLLM's CPU build, without what it does
 $(VENV)/.rdma: $(VENV)/.dev
 	@$(PIP) --editable '.[rdma]'
 	@touch $@
+
+goodput: $(VENV)/.dev  ## the planner's goodput beside simple rules on simulated clusters (docs/routing-goodput.md)
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python -m isthmus_planner.evaluate --report docs/routing-goodput.md $(ARGS)

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 import isthmus_shared
-from isthmus_cli import bench, calibrate, doctor, nats_config, plan, reproduce, watch
+from isthmus_cli import bench, calibrate, doctor, nats_config, plan, reproduce, simulate, watch
 from isthmus_cli import explain as explain_view
 from isthmus_cli import status as status_view
 from isthmus_cli.calling import own_command
@@ -52,6 +52,7 @@ doctor.add_to(app)
 calibrate.add_to(app)
 plan.add_to(app)
 reproduce.add_to(app)
+simulate.add_to(app)
 nats_config.add_to(app)
 
 StateDirOption = Annotated[

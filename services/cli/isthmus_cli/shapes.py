@@ -169,4 +169,12 @@ SHAPES: Mapping[str, Shape] = {
             "users": "name, file of the URL, file of the nkey (null with passwords); a process is given these files",
         },
     ),
+    "sim": Shape(
+        OBJECT,
+        {
+            "seeds": "how many were run",
+            "failures": "of each that failed: `seed`, `problems`, `schedule` (the smallest that still fails)",
+            "trace?": "with --seed or --schedule: line by line",
+        },
+    ),
 }

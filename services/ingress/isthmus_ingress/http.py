@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
@@ -178,17 +179,20 @@ class _Pages:
 
     async def tokenize(self, request: Request) -> Response:
         """vLLM's: {"prompt": text} or {"messages": [...]} → {"tokens", "count", "max_model_len"}."""
-        body = await self._body(request)
-        model = self._frontend.hub.roster.model(body.get("model") if isinstance(body.get("model"), str) else None)
-        ours = ("prompt", "messages", "model", "add_generation_prompt")
-        known = {name: value for name, value in body.items() if name in ours}
-        token_ids = await self._frontend.preparer.tokenize(known, model)
+        async with self._body(request) as body:
+            model = self._frontend.hub.roster.model(body.get("model") if isinstance(body.get("model"), str) else None)
+            ours = ("prompt", "messages", "model", "add_generation_prompt")
+            known = {name: value for name, value in body.items() if name in ours}
+            token_ids = await self._frontend.preparer.tokenize(known, model)
         fields = {"count": len(token_ids), "max_model_len": model.max_model_len_tokens, "tokens": token_ids}
         return JSONResponse(fields)
 
     async def detokenize(self, request: Request) -> Response:
         """vLLM's: {"tokens": [...]} → {"prompt": text}."""
-        body = await self._body(request)
+        async with self._body(request) as body:
+            return JSONResponse({"prompt": self._detokenized(body)})
+
+    def _detokenized(self, body: dict[str, Any]) -> str:
         token_ids = body.get("tokens")
         if (
             not isinstance(token_ids, list)
@@ -197,15 +201,17 @@ class _Pages:
         ):
             raise InvalidRequest("tokens is invalid", why="it must be a list of token ids", param="tokens")
         text = self._frontend.preparer.text(str(body.get("model")))
-        return JSONResponse({"prompt": text.tokenizer.decode(token_ids, special=True)})
+        return text.tokenizer.decode(token_ids, special=True)
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[dict[str, Any]]:
         check_json(request.scope)
-        limits = self._limits
-        try:
-            data = await read_body(
-                request.scope, request.receive, limit_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s
-            )
-        except Cancelled as error:
-            raise HTTPException(499) from error
-        return parse_object(data)
+        scope, receive, limits = request.scope, request.receive, self._limits
+        with self._frontend.bodies.share() as take:
+            try:
+                data = await read_body(
+                    scope, receive, take, limit_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s
+                )
+            except Cancelled as error:
+                raise HTTPException(499) from error
+            yield parse_object(data)

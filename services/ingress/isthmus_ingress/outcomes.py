@@ -7,7 +7,7 @@ from collections import deque
 
 from isthmus_ingress.driver import RunningSaga
 from isthmus_shared.bus.port import Bus
-from isthmus_shared.errors import BusDisconnected
+from isthmus_shared.errors import BusDisconnected, PayloadTooLarge
 from isthmus_shared.ids import Incarnation, IngressId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.outcomes import MAX_OUTCOMES, Outcome, Outcomes
@@ -70,9 +70,18 @@ async def tell(bus: Bus, log: OutcomeLog, ingress_id: IngressId, life: Incarnati
     while True:
         await asyncio.sleep(interval_s)
         while outcomes := log.take():
-            message = Outcomes(ingress_id=ingress_id, ingress=life, outcomes=outcomes)
             try:
-                await bus.publish(subjects.OUTCOMES, message.encode())
+                await _publish(bus, Outcomes(ingress_id=ingress_id, ingress=life, outcomes=outcomes))
             except BusDisconnected:
                 log.put_back(outcomes)
                 break
+
+
+async def _publish(bus: Bus, message: Outcomes) -> None:
+    """In parts, where it is too large for this bus; one outcome that is too large alone is left out."""
+    try:
+        await bus.publish(subjects.OUTCOMES, message.encode())
+    except PayloadTooLarge:
+        middle = len(message.outcomes) // 2
+        for part in (message.outcomes[:middle], message.outcomes[middle:]) if middle else ():
+            await _publish(bus, message.model_copy(update={"outcomes": part}))

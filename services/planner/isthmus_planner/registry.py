@@ -149,7 +149,7 @@ class Registry:
         if deaf or gap_s > HELD_UP_S:
             self._excuse(gap_s)
         lost = tuple(
-            WorkerLost(worker=ref_of(member.beat), why=f"no heartbeat for {member.silence_s(now_s):.1f} s")
+            WorkerLost(worker=ref_of(member.beat), why=f"no heartbeat for {member.silence_s(now_s):.1f} s", silent=True)
             for member in self._workers.values()
             if member.is_lost(now_s)
         )

@@ -24,7 +24,7 @@ from isthmus_sim.loop import Life, world_loop
 from isthmus_sim.trace import Trace
 from isthmus_sim.weather import LINGER_S, Weather
 
-_QUIET = (f"{subjects.ROOT}.heartbeat.", "$SRV.", "_INBOX.")
+_QUIET = (f"{subjects.ROOT}.heartbeat.", "$SRV.", "_INBOX.", "$JS.", "$KV.")
 """Not in the trace: they would bury the rest."""
 APART_S = 1e-9
 """Between two messages of one order, since timers of one instant have none."""

@@ -20,11 +20,12 @@ from isthmus_worker.liveness import INGRESS_LOST_S
 from isthmus_worker.requests import Phase
 
 START_S = 10.0
-FREED_S = 0.3
+FREED_S = 0.1
 """In an undisturbed cluster, from a request's end until nobody holds anything for it."""
 LEASE_S = REQUEST_TIMEOUT_S + INGRESS_LOST_S + 1.0
 """Whatever was lost on the way: by then every deadline and every dead ingress' silence has run out."""
 POLL_S = 0.01
+LEADERS_S = 0.02
 LOOK_S = 0.25
 """Between two looks at everything."""
 
@@ -175,6 +176,20 @@ class Cluster:
             yield from _left_in(worker)
         for node in self.nodes:
             yield from node.daemon.problems() if node.daemon is not None else [f"{node.name} has no relay"]
+
+    async def watch_leaders(self) -> None:
+        """Until cancelled: at most one planner leads, and no epoch comes again."""
+        last, epoch = "", 0
+        while True:
+            leading = [(each.name, each.life, each.leads) for each in self.planners if each.leads is not None]
+            if len(leading) > 1:
+                self.world.problems.append(f"several planners lead: {leading}")
+            for _, life, now in leading:
+                assert now is not None
+                if now < epoch or (now == epoch and life != last):
+                    self.world.problems.append(f"{life} leads with epoch {now} after {last} with {epoch}")
+                last, epoch = life, now
+            await asyncio.sleep(LEADERS_S)
 
     async def stop(self) -> None:
         """An orderly end; then no task may be left."""

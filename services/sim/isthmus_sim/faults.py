@@ -67,12 +67,22 @@ class Planned:
         return f"{self.fault} at {self.at_s:.3f} s for {self.lasts_s:.3f} s (pick {self.pick}, coin {int(self.coin)})"
 
 
+CLIMATE = (Fault.LINGERING_REQUESTS, Fault.REPEATED_MESSAGES, Fault.LATE_CHUNKS)
+CLIMATE_CHANCE = 0.08
+
+
 def plan_faults(rng: random.Random, *, over_s: float) -> tuple[Planned, ...]:
-    """From none (one run in eight) to six. A crash of a worker is as likely as any three others."""
+    """From none (one run in ten) to six. A crash of a worker is as likely as any three others.
+
+    Now and then one of the `CLIMATE` lasts for the whole run: what comes twice or late does harm only together with
+    something else.
+    """
     count = rng.choice((0, 1, 1, 2, 3, 4, 5, 6))
     kinds = [*Fault, Fault.WORKER_CRASH, Fault.WORKER_CRASH]
+    climate = [Planned(kind, 0.01, over_s, 0, False) for kind in CLIMATE if rng.random() < CLIMATE_CHANCE]
     return tuple(
-        sorted(
+        climate
+        + sorted(
             (
                 Planned(
                     rng.choice(kinds),

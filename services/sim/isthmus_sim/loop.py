@@ -139,6 +139,12 @@ def world_loop() -> WorldLoop:
     return loop
 
 
+def current_process() -> str:
+    """Whose code is running."""
+    life = _life.get()
+    return "world" if life is None else life.name
+
+
 def run_world(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end in virtual time, and return what it returns."""
     with asyncio.Runner(loop_factory=WorldLoop) as runner:

@@ -193,6 +193,18 @@ class Planner(Service):
         super().__init__(world, name)
         tight = {"ttft_floor_s": 3.0, "transfer_floor_s": 1.0, "stall_floor_s": 1.5}
         self._config = PlannerConfig.model_validate(tight if settings is None else settings)
+        self.service: PlannerService | None = None
+
+    @property
+    def leads(self) -> int | None:
+        """The epoch with which it would act now, by its own clock; a paused one too."""
+        if self.service is None or self.process is None or self.process.task.done():
+            return None
+        return self.process.life.context.run(lambda service: service.leadership.epoch, self.service)
+
+    async def crash(self) -> None:
+        self.service = None
+        await super().crash()
 
     async def _main(self, bus: SimBus, life: Life) -> None:
         config = self._config
@@ -206,8 +218,8 @@ class Planner(Service):
             tracing=self.world.tracing,
         )
         async with runtime:
-            self.runtime = runtime
-            await PlannerService(runtime).run()
+            self.service, self.runtime = PlannerService(runtime), runtime
+            await self.service.run()
 
 
 class SimIngress(Service):

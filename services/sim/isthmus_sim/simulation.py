@@ -30,10 +30,11 @@ SETTLE_S = 2.0
 class Result:
     plan: Plan
     problems: list[str]
-    trace: list[str]
+    trace: Trace
     outcomes: list[Outcome]
     world_s: float
     """Virtual time that it took."""
+    relay_events: int
 
     @property
     def report(self) -> str:
@@ -59,17 +60,18 @@ def run(plan: Plan, *, unseen: bool = False) -> Result:
     trace = Trace()
     problems: list[str] = []
     outcomes: list[Outcome] = []
-    world_s = [0.0]
+    took: list[tuple[float, int]] = []
     with _logging_to(trace):
         try:
-            run_world(_run(plan, trace, unseen, problems, outcomes, world_s))
+            run_world(_run(plan, trace, unseen, problems, outcomes, took))
         except (AssertionError, NothingLeftToDo, ExceptionGroup) as error:
             problems.append("".join(traceback.format_exception(error)))
-    return Result(plan, problems, trace.lines(), outcomes, world_s[0])
+    world_s, events = took[0] if took else (0.0, 0)
+    return Result(plan, problems, trace, outcomes, world_s, events)
 
 
 async def _run(
-    plan: Plan, trace: Trace, unseen: bool, problems: list[str], outcomes: list[Outcome], world_s: list[float]
+    plan: Plan, trace: Trace, unseen: bool, problems: list[str], outcomes: list[Outcome], took: list[tuple[float, int]]
 ) -> None:
     loop = asyncio.get_running_loop()
 
@@ -83,6 +85,7 @@ async def _run(
     cluster = Cluster(plan.seed, trace, plan.size)
     cluster.world.problems = problems
     cluster.outcomes = outcomes
+    watching = asyncio.create_task(cluster.watch_leaders())
     await cluster.start()
     async with asyncio.TaskGroup() as going:
         for each in plan.faults:
@@ -95,8 +98,9 @@ async def _run(
     slack_s += plan.size.skew * REQUEST_TIMEOUT_S
     problems += _verdicts(outcomes, wanted, faults=seen, slack_s=slack_s)
     await _ask_anew(cluster, plan.late, wanted)
+    watching.cancel()
     await cluster.stop()
-    world_s[0] = loop.time()
+    took.append((loop.time(), cluster.world.events))
 
 
 async def _ask_anew(cluster: Cluster, late: tuple[Ask, ...], wanted: dict[str, tuple[list[int], str]]) -> None:

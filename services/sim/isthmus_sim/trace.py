@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from isthmus_sim.loop import world_loop
+from isthmus_sim.loop import current_process, world_loop
 
 _RANDOM_ID = re.compile(r"(req|xfer)-[A-Za-z0-9_-]{12}(~[A-Za-z0-9_-]{8})?")
 """The ingress draws them; two runs of one seed differ in nothing else."""
@@ -25,7 +25,7 @@ class Trace:
 
     def __call__(self, logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         facts = dict(event)
-        self.note("log", str(facts.pop("event")), **facts)
+        self.note(current_process(), str(facts.pop("event")), **facts)
         raise structlog.DropEvent
 
     def lines(self) -> list[str]:

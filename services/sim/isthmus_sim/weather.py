@@ -9,7 +9,7 @@ from isthmus_shared.messages import subjects
 
 CALM_DELAY_S = 0.002
 """A healthy bus; without any delay, too little could happen between two messages."""
-LINGER_S = 0.5
+LINGER_S = 1.5
 
 _STEPS = f"{subjects.ROOT}.ingress."
 _WORK = f"{subjects.ROOT}.worker."

@@ -121,8 +121,9 @@ def _pair(
     if weighings is not None:
         weighings.append(Weighing(ask, second.seats, decode, first.seats, prefill, rails))
     share, base_s = ask.weights.transfer * size_bytes, ask.weights.transfer * view.rails.base_s
-    out, inn = [base_s + share * s for s in first.out], [base_s + share * s for s in second.inn]
-    found = best_pair(PairCosts(prefill, decode, out, inn, rails.cost))
+    sent = [cost + (base_s + share * s) for cost, s in zip(prefill, first.out, strict=True)]
+    received = [cost + (base_s + share * s) for cost, s in zip(decode, second.inn, strict=True)]
+    found = best_pair(PairCosts(prefill, decode, sent, received, rails.cost))
     if found is None:
         return None
     i, j, cost_s = found
@@ -150,7 +151,10 @@ class _Crossings:
         return self._base_s + self._size_bytes * slowest
 
     def crossing(self, i: int, j: int) -> Crossing:
-        return Crossing(self.transfer_s(i, j), staged=self._size_bytes <= self._group.prefill.staging[i])
+        return Crossing(self.transfer_s(i, j), staged=self.staged(i))
+
+    def staged(self, i: int) -> bool:
+        return self._size_bytes <= self._group.prefill.staging[i]
 
     def cost(self, i: int, j: int) -> float:
         """What only the pair as such costs: the crossing, and what it does to the mean ITL."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from isthmus_planner.routing.choose import NOTHING_CACHED, choose
 from isthmus_planner.routing.notes import KeptPlan, Notes, Weighing, notes_of
@@ -18,17 +19,30 @@ from isthmus_planner.routing.types import CachedTokens, Choice
 from isthmus_planner.routing.view import View
 from isthmus_shared.errors import IsthmusError
 from isthmus_shared.ids import Incarnation, RequestId, asked_as
-from isthmus_shared.messages.health import WorkerHeartbeat
 from isthmus_shared.messages.outcomes import MAX_CANDIDATES, Candidate, Explanation, Outcome
-from isthmus_shared.messages.route import Mode, RouteRequest
+from isthmus_shared.messages.route import Mode, Prediction, RouteRequest
+from isthmus_shared.messages.work import WorkerRef
 
 KEPT_REQUESTS = 4096
 KEPT_ROUTES = 8
 """Of one request, the latest: it is routed anew after each failure, and again and again while it waits in line."""
-MAX_TOLD = 8
+MAX_TOLD = 2 * KEPT_ROUTES
 """In one answer: the latest."""
-KEPT_LIVES = 8192
-"""Heartbeats that notes refer to, one a life; beyond it new notes begin to keep their own."""
+
+
+class _Chosen(NamedTuple):
+    mode: Mode
+    prefill: WorkerRef | None
+    decode: WorkerRef
+    predicted: Prediction
+    score_s: float
+
+    def told(self) -> Candidate:
+        """Without its scores by scorer."""
+        scores = {"total": self.score_s}
+        return Candidate(
+            mode=self.mode, prefill=self.prefill, decode=self.decode, predicted=self.predicted, scores=scores
+        )
 
 
 @dataclass(slots=True)
@@ -42,8 +56,7 @@ class _Routed:
     slo_class: str
     waited_s: float
     notes: list[Notes]
-    chosen: Candidate | None
-    """Without its scores by scorer."""
+    chosen: _Chosen | None
     refused: str
     refusals: Counter[str]
     final: bool = False
@@ -62,7 +75,6 @@ class Explanations:
         self._kept: OrderedDict[RequestId, _Kept] = OrderedDict()
         self._by_client: dict[str, set[RequestId]] = {}
         """What clients know them by; one of several choices, or one that was used again, is several."""
-        self._beats: dict[Incarnation, WorkerHeartbeat] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -119,8 +131,6 @@ class Explanations:
     def _add(
         self, request: RouteRequest, weighings: list[Weighing], now_s: float, choice: Choice | None, refused: str
     ) -> None:
-        if len(self._beats) > KEPT_LIVES:
-            self._beats.clear()
         routed = _Routed(
             at_s=now_s,
             isl_tokens=request.isl_tokens,
@@ -128,7 +138,7 @@ class Explanations:
             tenant=request.tenant,
             slo_class="" if request.slo is None else request.slo.name,
             waited_s=request.waited_s,
-            notes=[notes_of(weighing, self._beats) for weighing in weighings],
+            notes=[notes_of(weighing) for weighing in weighings],
             chosen=None if choice is None else _chosen(choice),
             refused=refused,
             refusals=Counter({"has just failed this request": len(request.exclude)} if request.exclude else {}),
@@ -157,13 +167,9 @@ class Explanations:
             (_candidate(plan) for notes in routed.notes for plan in notes.plans()),
             key=lambda candidate: sum(candidate.scores.values()),
         )[:MAX_CANDIDATES]
-        chosen = routed.chosen
-        if chosen is not None:
-            plan = (chosen.prefill, chosen.decode)
-            told = next((each for each in candidates if (each.prefill, each.decode) == plan), None)
-            if told is None:
-                candidates = [chosen, *candidates[: MAX_CANDIDATES - 1]]
-            chosen = told or chosen
+        chosen = _among(candidates, routed.chosen)
+        if chosen is not None and chosen not in candidates:
+            candidates = [chosen, *candidates[: MAX_CANDIDATES - 1]]
         weighed = sum(notes.weighed for notes in routed.notes)
         return Explanation(
             request_id=request,
@@ -196,14 +202,16 @@ def _candidate(plan: KeptPlan) -> Candidate:
     )
 
 
-def _chosen(choice: Choice) -> Candidate:
-    return Candidate(
-        mode=choice.mode,
-        prefill=None if choice.prefill is None else choice.prefill.ref,
-        decode=choice.decode.ref,
-        predicted=choice.predicted,
-        scores={"total": choice.score_s},
-    )
+def _chosen(choice: Choice) -> _Chosen:
+    prefill = None if choice.prefill is None else choice.prefill.ref
+    return _Chosen(choice.mode, prefill, choice.decode.ref, choice.predicted, choice.score_s)
+
+
+def _among(candidates: list[Candidate], chosen: _Chosen | None) -> Candidate | None:
+    if chosen is None:
+        return None
+    plan = (chosen.prefill, chosen.decode)
+    return next((each for each in candidates if (each.prefill, each.decode) == plan), None) or chosen.told()
 
 
 def _why(chosen: Candidate | None, candidates: list[Candidate]) -> str:

@@ -23,12 +23,11 @@ def key_of(beat: WorkerHeartbeat) -> GroupKey:
 
 def standing_of(beat: WorkerHeartbeat) -> Standing:
     """Which columns a worker is in, and what of it never changes within them: another one means new columns."""
-    ready = beat.state is ProcessState.READY
     load = beat.load
     return (
         key_of(beat),
         beat.roles,
-        ready,
+        beat.state,
         beat.relay is not None,
         beat.node_id,
         beat.max_model_len_tokens,

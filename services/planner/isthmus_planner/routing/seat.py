@@ -2,7 +2,7 @@
 
 For a prompt of n new tokens its costs are straight lines in n, up to the rounding to chunks:
 
-    prefill     wait_s(now) + n · token_s + ⌈n / chunk_tokens⌉ · chunk_s
+    prefill     base_s + wait_s(now) + n · token_s + ⌈n / chunk_tokens⌉ · chunk_s
     ITL         itl_s + n · kv_token_s        of everyone, once the request has joined
 
 A seat is never changed: a beat or an assignment puts another in its place, so that an explanation can keep it.
@@ -33,6 +33,8 @@ class Correction:
 
     ttft: float = 1.0
     itl: float = 1.0
+    ttft_base_s: float = 0.0
+    """What comes on top of any prompt's steps: an engine's front end, the bus."""
 
 
 UNCORRECTED = Correction()
@@ -55,11 +57,15 @@ class Seat:
     """Not frozen only because one is made for each route and beat, and a frozen one takes four times as long."""
 
     beat: WorkerHeartbeat
+    """The first with this standing (`group.standing_of`), so that many seats that are kept keep one: only what does not
+    change within it is read, never its load."""
     ref: WorkerRef
     pending: Pending
     targets: Targets
     ready_s: float
     """When the prompts that it has now are done, by prediction."""
+    base_s: float
+    """Of the time to a first token, beside steps and queue."""
     token_s: float
     chunk_tokens: int
     chunk_s: float
@@ -112,9 +118,10 @@ def seat_of(
     targets: Targets = NO_TARGETS,
     correction: Correction = UNCORRECTED,
     dollars_per_s: float = 0.0,
-    ref: WorkerRef | None = None,
+    like: Seat | None = None,
 ) -> Seat:
-    """`now_s`: when the beat came. `ready_s`: what is known of its queue since then; None: it is as the beat tells."""
+    """`now_s`: when the beat came. `ready_s`: what is known of its queue since then; None: it is as the beat tells.
+    `like`: the same worker's last one, with the same standing."""
     side = Side(beat, pending, live)
     load = beat.load
     decodes = Role.DECODE in beat.roles
@@ -134,11 +141,12 @@ def seat_of(
     share = 0.0 if live is None or not decodes else min(live.prefill_share, MOST_PREFILL_SHARE)
     slower, later = correction.ttft, correction.itl / (1.0 - share)
     return Seat(
-        beat=beat,
-        ref=ref_of(beat) if ref is None else ref,
+        beat=beat if like is None else like.beat,
+        ref=ref_of(beat) if like is None else like.ref,
         pending=pending,
         targets=targets,
         ready_s=now_s + slower * queue_wait_s(side, constants) if ready_s is None else ready_s,
+        base_s=correction.ttft_base_s,
         token_s=slower * token_s,
         chunk_tokens=chunk_tokens,
         chunk_s=slower * chunk_s,

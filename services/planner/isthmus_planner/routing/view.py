@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from isthmus_planner.cost.online import LiveCosts
 from isthmus_planner.cost.speeds import Pending
@@ -31,6 +32,13 @@ MAX_MODELS = 256
 """Models whose usual answer is remembered."""
 
 
+@dataclass(slots=True)
+class _Member:
+    group: Group
+    standing: Standing
+    latest: WorkerHeartbeat
+
+
 class View:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -39,7 +47,7 @@ class View:
         self._residents = Residents()
         self._groups: dict[GroupKey, Group] = {}
         self._by_model: dict[str, tuple[Group, ...]] = {}
-        self._by_life: dict[Incarnation, tuple[Group, Standing]] = {}
+        self._by_life: dict[Incarnation, _Member] = {}
         self._live: dict[Incarnation, LiveCosts] = {}
         self._corrections: dict[Incarnation, Correction] = {}
         self._usual_osl: OrderedDict[str, float] = OrderedDict()
@@ -56,12 +64,12 @@ class View:
             self._live[life] = live
         if not beat.load.running and not beat.load.waiting and not beat.load.loading:
             self._clear_residents(life, self.ledger.beat(life, now_s))
-        self._seat(beat, self.ledger.beat(life, now_s), now_s)
+        self._heard(beat, self.ledger.beat(life, now_s), now_s)
 
     def lost(self, life: Incarnation) -> None:
         known = self._by_life.pop(life, None)
         if known is not None:
-            self._leave(known[0], life)
+            self._leave(known.group, life)
         self.ledger.forget(life)
         self._residents.clear(life)
         self._live.pop(life, None)
@@ -137,7 +145,7 @@ class View:
 
     def seat(self, life: Incarnation) -> Seat | None:
         known = self._by_life.get(life)
-        return None if known is None else known[0].seats[life]
+        return None if known is None else known.group.seats[life]
 
     def usual_osl_tokens(self, model: str) -> float:
         """What an answer is expected to have."""
@@ -145,7 +153,7 @@ class View:
 
     def crossing(self, prefill: Seat, decode: Seat, tokens: int, now_s: float) -> Crossing:
         """Of a prompt's KV, under the present load and ceilings. Both are of one group."""
-        group, _ = self._by_life[prefill.beat.incarnation]
+        group = self._by_life[prefill.beat.incarnation].group
         source = self.rails.rail(prefill.beat.node_id, group.size)
         sink = self.rails.rail(decode.beat.node_id, group.size)
         size_bytes = group.crossing_bytes(tokens)
@@ -178,23 +186,33 @@ class View:
         known = self._by_life.get(life)
         pending = self.ledger.add(life, work, now_s)
         if known is not None:
-            old = known[0].seats[life]
+            old = known.group.seats[life]
             ready_s = max(now_s, old.ready_s) + old.queue_s(work.prefill_tokens)
-            self._seat(old.beat, pending, now_s, ready_s)
+            known.group.put(self._seat(known.latest, known, pending, now_s, ready_s))
 
     def _seat_again(self, life: Incarnation) -> None:
         known = self._by_life.get(life)
         if known is not None:
-            old = known[0].seats[life]
-            self._seat(old.beat, self.ledger.pending(life), old.ready_s, old.ready_s)
+            ready_s = known.group.seats[life].ready_s
+            known.group.put(self._seat(known.latest, known, self.ledger.pending(life), ready_s, ready_s))
 
-    def _seat(self, beat: WorkerHeartbeat, pending: Pending, now_s: float, ready_s: float | None = None) -> None:
-        life = beat.incarnation
-        policy = self.policy
+    def _heard(self, beat: WorkerHeartbeat, pending: Pending, now_s: float) -> None:
+        life, standing = beat.incarnation, standing_of(beat)
         known = self._by_life.get(life)
-        old = None if known is None else known[0].seats[life]
+        if known is not None and known.standing == standing:
+            known.latest = beat
+            known.group.put(self._seat(beat, known, pending, now_s, None))
+            return
+        if known is not None:
+            self._leave(known.group, life)
+        self._join(self._seat(beat, None, pending, now_s, None), standing)
+
+    def _seat(
+        self, beat: WorkerHeartbeat, known: _Member | None, pending: Pending, now_s: float, ready_s: float | None
+    ) -> Seat:
+        life, policy = beat.incarnation, self.policy
         price = policy.prices.get(beat.worker_id, policy.prices.get(beat.vendor, 0.0)) if policy.prices else 0.0
-        seat = seat_of(
+        return seat_of(
             beat,
             policy.constants,
             now_s=now_s,
@@ -204,18 +222,8 @@ class View:
             targets=self._residents.of(life),
             correction=self._corrections.get(life, UNCORRECTED),
             dollars_per_s=price / 3600.0,
-            ref=None if old is None else old.ref,
+            like=None if known is None else known.group.seats[life],
         )
-        if known is not None and old is not None and old.beat is beat:
-            known[0].put(seat)
-            return
-        standing = standing_of(beat)
-        if known is not None and known[1] == standing:
-            known[0].put(seat)
-            return
-        if known is not None:
-            self._leave(known[0], life)
-        self._join(seat, standing)
 
     def _join(self, seat: Seat, standing: Standing) -> None:
         key = key_of(seat.beat)
@@ -225,7 +233,7 @@ class View:
             self._index(key[0])
         group.seats[seat.life] = seat
         group.stale = True
-        self._by_life[seat.life] = group, standing
+        self._by_life[seat.life] = _Member(group, standing, seat.beat)
 
     def _leave(self, group: Group, life: Incarnation) -> None:
         del group.seats[life]

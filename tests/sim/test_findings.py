@@ -1,0 +1,50 @@
+"""What seeds have found, each as a schedule of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from isthmus_shared.messages.work import SamplingParams
+from isthmus_sim.cluster import Cluster, Size
+from isthmus_sim.load import Ask, Outcome, prompt_of
+from isthmus_sim.loop import run_world
+from isthmus_sim.trace import Trace
+
+
+def in_a_cluster(main: Callable[[Cluster], Awaitable[None]], *, size: Size | None = None) -> None:
+    """Starts one, runs `main`, and checks what always holds."""
+
+    async def run() -> None:
+        cluster = Cluster(3, Trace(), size)
+        await cluster.start()
+        await main(cluster)
+        await cluster.check_nothing_is_left()
+        await cluster.stop()
+        assert cluster.world.problems == []
+
+    run_world(run())
+
+
+async def answered(cluster: Cluster, number: int, *, isl_tokens: int = 60, osl_tokens: int = 5) -> Outcome:
+    sampling = SamplingParams(max_tokens=osl_tokens, temperature=0, seed=number, ignore_eos=True)
+    return await cluster.ask(Ask(f"client-{number}", 0.0, prompt_of(3, number, isl_tokens), sampling, None))
+
+
+def test_workers_that_were_only_silent_are_routed_to_with_their_first_beat() -> None:
+    """Seed 150: the planner heard its own word that they were lost, and took it for a witness' for five seconds."""
+
+    async def main(cluster: Cluster) -> None:
+        for worker in cluster.workers:
+            assert worker.process is not None
+            worker.process.bus.hold(sending=True, receiving=False)
+        await asyncio.sleep(3.0)
+        assert (await answered(cluster, 1)).error is not None, "nobody is heard"
+        for worker in cluster.workers:
+            assert worker.process is not None
+            worker.process.bus.heal()
+        await asyncio.sleep(1.0)
+        outcome = await answered(cluster, 2)
+        assert (outcome.error, len(outcome.tokens)) == (None, 5)
+
+    in_a_cluster(main)
