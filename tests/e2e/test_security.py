@@ -205,6 +205,24 @@ async def test_a_client_cannot_reach_read_cancel_or_stop_anothers_requests(clust
         await NatsBus.connect(cluster.state.client_bus_url.replace("client.local", "planner"), name="x", timeout_s=1)
 
 
+async def cached(http: httpx.AsyncClient, key: str, prompt: str, **more: Any) -> int:
+    request = {"model": "isthmus-demo", "prompt": prompt, "max_tokens": 1, **more}
+    answer = await http.post("/v1/completions", json=request, headers=bearer(key))
+    assert answer.status_code == 200, answer.text
+    found: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
+async def test_one_tenant_never_learns_from_the_cache_what_another_has_asked(cluster: LocalCluster) -> None:
+    """A prompt that is cached answers sooner, and says so: whoever shares a cache can ask whether somebody asked it."""
+    prompt = "a long and private prompt " * 20
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as http:
+        assert await cached(http, ACME, prompt) == 0
+        assert await cached(http, ACME, prompt) > 0
+        assert await cached(http, OTHER, prompt) == 0
+        assert await cached(http, OTHER, prompt, cache_salt="acme") == 0
+
+
 async def test_one_tenants_flood_is_refused_and_another_is_served(cluster: LocalCluster) -> None:
     began = asyncio.Event()
     async with httpx.AsyncClient(base_url=cluster.url, timeout=90) as http, asyncio.TaskGroup() as tasks:

@@ -47,7 +47,7 @@ class Hub:
         """Set once everything is subscribed."""
         self.knows_model = asyncio.Event()
         """Set once a worker that is ready was heard."""
-        self._bus, self._subject, self._metrics, self._log = bus, events_subject, metrics, log
+        self._bus, self._subject, self._metrics, self.log = bus, events_subject, metrics, log
         self._sagas: dict[RequestId, RunningSaga] = {}
         self._now_s = asyncio.get_running_loop().time
 
@@ -86,20 +86,24 @@ class Hub:
 
     async def _read_events(self, events: Subscription) -> None:
         async for message in events:
-            steps = read_steps(message.data)
-            if steps is not None:
-                self._take_quick(steps)
-                continue
             try:
-                step = StepEvents.decode(message.data)
+                self._take_steps(message.data)
             except ProtocolViolation as error:
                 self._malformed(message.subject, error)
-                continue
-            incarnation = step.worker.incarnation
-            for event in step.events:
-                saga = self._sagas.get(event.request_id)
-                if saga is not None:
-                    saga.take(incarnation, event, step.step)
+            except Exception:  # a bug that one message meets ends neither the others' streams nor this process
+                self.log.exception("message.broke", subject=message.subject)
+
+    def _take_steps(self, data: bytes) -> None:
+        steps = read_steps(data)
+        if steps is not None:
+            self._take_quick(steps)
+            return
+        step = StepEvents.decode(data)
+        incarnation = step.worker.incarnation
+        for event in step.events:
+            saga = self._sagas.get(event.request_id)
+            if saga is not None:
+                saga.take(incarnation, event, step.step)
 
     def _take_quick(self, steps: QuickSteps) -> None:
         now_s = self._now_s()
@@ -122,7 +126,7 @@ class Hub:
             if isinstance(news, WorkerGone):
                 self.tell_gone(news)
             elif news is not None:
-                self._log.info("worker.back", worker=beat.worker_id, worker_incarnation=news.incarnation)
+                self.log.info("worker.back", worker=beat.worker_id, worker_incarnation=news.incarnation)
                 self._tell(news)
             if not self.knows_model.is_set() and self.roster.models:
                 self.knows_model.set()
@@ -161,7 +165,7 @@ class Hub:
             return  # gone, or without a way to give anything away: its sequences finish there or are re-planned
         wanted = MoveWanted(life, beat.relay, beat.model_fingerprint, beat.kv_form)
         sagas = sorted((each for each in self.sagas if each.saga.decodes_on(life)), key=lambda each: each.known_tokens)
-        self._log.info("requests.moving", worker=asked.worker.worker_id, count=len(sagas), why=asked.why)
+        self.log.info("requests.moving", worker=asked.worker.worker_id, count=len(sagas), why=asked.why)
         at_once = asyncio.Semaphore(MAX_MOVES)
 
         async def move(saga: RunningSaga) -> None:
@@ -199,7 +203,7 @@ class Hub:
                 self.tell_gone(gone)
 
     def tell_gone(self, gone: WorkerGone) -> None:
-        self._log.warning("worker.gone", worker_incarnation=gone.incarnation, why=gone.why, certain=gone.certain)
+        self.log.warning("worker.gone", worker_incarnation=gone.incarnation, why=gone.why, certain=gone.certain)
         self.last_plan.gone(gone.incarnation)
         self._tell(gone)
 
@@ -209,4 +213,4 @@ class Hub:
 
     def _malformed(self, subject: str, error: ProtocolViolation) -> None:
         self._metrics.bus_malformed.labels("ingress").inc()
-        self._log.warning("message.malformed", subject=subject, error=error.text)
+        self.log.warning("message.malformed", subject=subject, error=error.text)

@@ -29,7 +29,12 @@ class DirectClient(Client):
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         subscription = self._subs.get(sid)
-        deliver: Deliver | None = getattr(subscription and subscription._cb, "deliver", None)
+        if subscription is None:
+            # The server has a subscription that was given up here while the connection was away: nobody told it. It
+            # would also count the message as delivered twice, and let us answer it no more (`allow_responses`).
+            await self._send_unsubscribe(sid)
+            return
+        deliver: Deliver | None = getattr(subscription._cb, "deliver", None)
         if deliver is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from isthmus_shared.bus.user_files import Wanted, users_of, write
 from isthmus_shared.errors import BusForbidden
 from isthmus_shared.ids import WorkerId
 from isthmus_shared.messages import subjects
+from isthmus_testing.local_cluster import environment
 
 NAMED = ("--worker", "w1", "--worker", "w2", "--client", "acme", "--jetstream-dir", "leases")
 USERS = {"ingress", "planner", "worker.w1", "worker.w2", "relay", "client.acme", "operator"}
@@ -88,3 +90,30 @@ def test_what_makes_no_sense_is_refused_in_one_line(tmp_path: Path, options: tup
     assert result.exit_code == 2
     assert result.output.startswith("isthmus: ")
     assert result.output.count("\n") == 1
+
+
+def texts_in(folder: Path) -> dict[Path, str]:
+    return {path.relative_to(folder): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_in_compose_each_role_finds_its_own_password_and_no_other(tmp_path: Path) -> None:
+    """compose/setup.py, whose folders are volumes of their own."""
+    setup = Path(__file__).parents[3] / "compose" / "setup.py"
+    for _ in range(2):  # the second time it finds all that the first has made
+        found = texts_in(tmp_path / "s")
+        (tmp_path / "m").mkdir(exist_ok=True)
+        command = [sys.executable, str(setup), str(tmp_path / "s"), str(tmp_path / "m"), "nats"]
+        (tmp_path / "s").mkdir(exist_ok=True)
+        subprocess.run(command, check=True, timeout=60, env=environment())
+    files = texts_in(tmp_path / "s")
+    assert files == found
+    roles = {role.value for role in Role}
+    urls = {f"{role}/nats_url" for role in roles}
+    assert {str(path) for path in files} == urls | {"server/nats.conf", "relay/relay_secret"}
+    passwords = {role: files[Path(role, "nats_url")].partition("@")[0].rpartition(":")[2] for role in roles}
+    assert len(set(passwords.values())) == len(roles)
+    for role, password in passwords.items():
+        holders = {path.parts[0] for path, text in files.items() if password in text}
+        assert holders == {role, "server"}
+    compose = (setup.parent / "compose.yaml").read_text()
+    assert {name for name in ("server", *roles) if f"secrets-{name}:/secrets/{name}" in compose} == {"server", *roles}
