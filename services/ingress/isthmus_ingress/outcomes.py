@@ -7,7 +7,7 @@ from collections import deque
 
 from isthmus_ingress.driver import RunningSaga
 from isthmus_shared.bus.port import Bus
-from isthmus_shared.errors import BusDisconnected
+from isthmus_shared.errors import BusDisconnected, PayloadTooLarge
 from isthmus_shared.ids import Incarnation, IngressId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.outcomes import MAX_OUTCOMES, Outcome, Outcomes
@@ -75,4 +75,6 @@ async def tell(bus: Bus, log: OutcomeLog, ingress_id: IngressId, life: Incarnati
                 await bus.publish(subjects.OUTCOMES, message.encode())
             except BusDisconnected:
                 log.put_back(outcomes)
+                break
+            except PayloadTooLarge:  # the bus is back with a lower limit: less to learn from, and no more
                 break
