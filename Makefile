@@ -232,3 +232,6 @@ vllm-venv: $(VLLM_VENV)/.made  ## install vLLM's CPU build, without what it does
 $(VENV)/.rdma: $(VENV)/.dev
 	@$(PIP) --editable '.[rdma]'
 	@touch $@
+
+goodput: $(VENV)/.dev  ## the planner's goodput beside simple rules on simulated clusters (docs/routing-goodput.md)
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python -m isthmus_planner.evaluate --report docs/routing-goodput.md $(ARGS)
