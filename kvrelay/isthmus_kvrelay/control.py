@@ -95,7 +95,8 @@ class OpenSinkRequest(_OfFlow):
     manifest: Name
     deadline_s: Seconds
     wait_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S)]
-    retain_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S)] = 0.0
+    retain_s: Annotated[float, Field(ge=0, le=MAX_DURATION_S)] | None = None
+    """None is not sent: the release before knows no such field."""
 
 
 class SealNotice(_OfFlow):

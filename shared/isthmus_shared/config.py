@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from isthmus_shared.bus.login import BusLogin
 from isthmus_shared.errors import ConfigInvalid
+from isthmus_shared.messages.base import PREVIOUS, VERSION
 from isthmus_shared.messages.health import HEARTBEAT_INTERVAL_S
 
 ENV_ROOT = "ISTHMUS_"
@@ -71,6 +72,12 @@ class ServiceConfig(BaseModel):
         pattern=r"^https?://\S+$",
         description="Where traces go (docs/tracing.md); `OTEL_EXPORTER_OTLP_ENDPOINT` is read when this is not set",
         json_schema_extra={"secret": "userinfo", "allowed": "http://host:port or https://… of an OTLP/HTTP collector"},
+    )
+    wire_version: int = Field(
+        default=VERSION,
+        ge=PREVIOUS,
+        le=VERSION,
+        description="Version of the messages it sends; the one before, while processes of the release before still run",
     )
     heartbeat_interval_s: float = Field(
         default=HEARTBEAT_INTERVAL_S, ge=0.05, le=60, description="Between two heartbeats of this process"

@@ -20,13 +20,14 @@ from typing_extensions import TypeVar
 import isthmus_shared
 from isthmus_shared.bus.nats import NatsBus
 from isthmus_shared.bus.port import Bus, BusMessage
+from isthmus_shared.bus.previous import PreviousVersionBus
 from isthmus_shared.bus.subscribing import subscribed
 from isthmus_shared.bus.syntax import is_inbox
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError, PayloadTooLarge
 from isthmus_shared.health import HealthServer, Page
 from isthmus_shared.ids import Incarnation, new_incarnation
-from isthmus_shared.messages.base import WireMessage
+from isthmus_shared.messages.base import PREVIOUS, WireMessage
 from isthmus_shared.messages.health import ProcessState
 from isthmus_shared.metrics import CONTENT_TYPE, Metrics
 from isthmus_shared.micro import Endpoint, MicroService
@@ -93,6 +94,8 @@ class ServiceRuntime(Generic[C]):
                 name, login = f"{self._micro.name} {self.instance}", self.config.bus_login
                 bus = await NatsBus.connect(self.config.nats_url, name=name, login=login)
                 self._bus = await stack.enter_async_context(bus)
+            if self.config.wire_version == PREVIOUS:
+                self._bus = PreviousVersionBus(self._bus)
             if self._opens_tracing:
                 endpoint = self.config.otlp_endpoint if self.config.TRACES else None
                 self.tracing = open_tracing(endpoint, service=self.name, instance=self.instance, log=self.log)

@@ -131,7 +131,7 @@ class RelayClient:
                 manifest=_digest(manifest),
                 deadline_s=deadline_s,
                 wait_s=wait_s,
-                retain_s=min(retain_s, MAX_DURATION_S),
+                retain_s=min(retain_s, MAX_DURATION_S) or None,
             )
         opening = _Opening(manifest.total_bytes, self._loop.create_future())
         self._opening[key] = opening

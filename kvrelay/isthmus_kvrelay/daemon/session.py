@@ -193,7 +193,7 @@ def event_from_client(client: ClientId, message: control.ClientMessage) -> Event
     match message:
         case control.OpenSinkRequest():
             sizes = message.total_bytes, message.manifest
-            return OpenSink(client, message.key, *sizes, message.deadline_s, message.wait_s, message.retain_s)
+            return OpenSink(client, message.key, *sizes, message.deadline_s, message.wait_s, message.retain_s or 0.0)
         case control.FilledNotice():
             return ChunksFilled(client, message.key, control.unpack_indices(message.chunks))
         case control.SealNotice():

@@ -70,11 +70,18 @@ async def tell(bus: Bus, log: OutcomeLog, ingress_id: IngressId, life: Incarnati
     while True:
         await asyncio.sleep(interval_s)
         while outcomes := log.take():
-            message = Outcomes(ingress_id=ingress_id, ingress=life, outcomes=outcomes)
             try:
-                await bus.publish(subjects.OUTCOMES, message.encode())
+                await _publish(bus, Outcomes(ingress_id=ingress_id, ingress=life, outcomes=outcomes))
             except BusDisconnected:
                 log.put_back(outcomes)
                 break
-            except PayloadTooLarge:  # the bus is back with a lower limit: less to learn from, and no more
-                break
+
+
+async def _publish(bus: Bus, message: Outcomes) -> None:
+    """In parts, where it is too large for this bus; one outcome that is too large alone is left out."""
+    try:
+        await bus.publish(subjects.OUTCOMES, message.encode())
+    except PayloadTooLarge:
+        middle = len(message.outcomes) // 2
+        for part in (message.outcomes[:middle], message.outcomes[middle:]) if middle else ():
+            await _publish(bus, message.model_copy(update={"outcomes": part}))

@@ -80,3 +80,20 @@ async def test_each_beat_tells_what_has_ended_and_a_broken_bus_loses_none() -> N
                     break
         task.cancel()
     assert got == [f"r{number}" for number in range(PER_MESSAGE + 1)]
+
+
+async def test_a_message_that_is_too_large_for_the_bus_is_told_in_parts() -> None:
+    broker, log = MemoryBroker(max_payload_bytes=400), OutcomeLog()
+    sender, listener = broker.client(), broker.client()
+    async with listener.subscribe(subjects.OUTCOMES) as heard, asyncio.TaskGroup() as tasks:
+        for number in range(9):
+            log.add(outcome(number))
+        task = tasks.create_task(tell(sender, log, IngressId("i"), Incarnation("life"), 0.01))
+        got: list[str] = []
+        async with asyncio.timeout(30):
+            async for message in heard:
+                got += names(Outcomes.decode(message.data).outcomes)
+                if len(got) == 9:
+                    break
+        task.cancel()
+    assert got == [f"r{number}" for number in range(9)]
