@@ -6,6 +6,7 @@ import pytest
 
 from isthmus_kvrelay.core import events as ev
 from isthmus_kvrelay.core.events import ClientId, Effect, Event
+from isthmus_kvrelay.core.names import LaneId
 from isthmus_kvrelay.core.relay import RelayCore
 from isthmus_kvrelay.core.settings import RelaySettings
 from isthmus_shared.errors import Cancelled
@@ -48,6 +49,14 @@ def test_another_fetches_what_was_fetched_or_given_up(consumed: bool) -> None:
     assert tell.fetch(CONSUMER, 1) == "SourceReady"
     tell(ev.ReleaseSource(CONSUMER, KEY, consumed))
     assert tell.fetch(OTHER, 1) == "SourceFailed", "a late attempt of before gets nothing"
+    assert tell.fetch(OTHER, 2) == "SourceReady"
+
+
+def test_a_consumer_on_another_node_that_gives_up_leaves_it_to_the_next() -> None:
+    tell, lane = Told(), LaneId(1)
+    tell(ev.LaneUp(lane, Incarnation("b")))
+    tell(ev.PullReceived(lane, KEY, 1))
+    tell(ev.AbortReceived(lane, KEY, 1, Cancelled("replanned").to_fault()))
     assert tell.fetch(OTHER, 2) == "SourceReady"
 
 
