@@ -164,10 +164,13 @@ def main() -> int:
     parser.add_argument("--answer-tokens", type=int, default=240)
     parser.add_argument("--step-ms", type=float, default=250.0)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path, help="a folder for the processes' logs; default: a temporary one")
     given = parser.parse_args()
     raise_file_limit()
     with tempfile.TemporaryDirectory(prefix="isthmus-streams-") as scratch:
-        told = uvloop.run(soak(given, Path(scratch)))
+        folder = Path(scratch) if given.keep is None else given.keep
+        folder.mkdir(parents=True, exist_ok=True)
+        told = uvloop.run(soak(given, folder))
     text = json.dumps(told, indent=1)
     if given.json is not None:
         given.json.write_text(text + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ from workers import relay, request, worker
 
 from isthmus_planner.cost.speeds import prior_costs
 from isthmus_planner.estimates import Estimates
+from isthmus_planner.garbage import look_less_often
 from isthmus_planner.routing.choose import choose
 from isthmus_planner.routing.explain import Explanations
 from isthmus_planner.routing.policy import Policy
@@ -68,6 +69,7 @@ def choosing(workers: int, routes: int, *, targets: bool) -> Choosing:
         for told in (8, 16):
             beat(index, 0.0, told)
         view.relay(relay(index, 0), 0.0)
+    look_less_often()  # as the planner's process does
     chosen, committed, beaten, remembered = _Timer(), _Timer(), _Timer(), _Timer()
     explanations = Explanations(PLANNER)
     for number in range(routes + WARM_ROUTES):

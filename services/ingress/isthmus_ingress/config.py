@@ -45,6 +45,9 @@ class IngressConfig(ServiceConfig):
         description="File of clients with keys, quotas and SLO classes of their own (docs/security.md); "
         "with it, a client must send a key",
     )
+    slo_classes: Path | None = Field(
+        default=None, description="File of SLO classes that keys have and requests may name (docs/admission.md)"
+    )
     admin_keys: tuple[SecretStr, ...] = secret_field(
         default=(),
         description="Keys for the state that the page /ui shows; none: for everyone, unless API keys are set",
@@ -68,6 +71,11 @@ class IngressConfig(ServiceConfig):
     )
     max_body_bytes: int = Field(
         default=4 * 1024 * 1024, ge=1024, le=1024**3, description="Largest request body; a larger one is refused (413)"
+    )
+    max_bodies_bytes: int = Field(
+        default=256 * 1024 * 1024,
+        ge=1024,
+        description="Bodies of all requests that are not admitted yet; beyond, one is refused (429)",
     )
     body_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="From a request's head to its body's end")
     write_stall_s: float = Field(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from isthmus_ingress.answers import Streamer, whole_answer
+from isthmus_ingress.body_room import BodyRoom
 from isthmus_ingress.driver import Deps
 from isthmus_ingress.exchange import Exchange, Limits
 from isthmus_ingress.hub import Hub
@@ -33,9 +34,10 @@ class Frontend:
         accepting: Callable[[], bool],
         *,
         keyring: Keyring | None = None,
+        bodies: BodyRoom | None = None,
     ) -> None:
         self.hub, self.preparer = hub, preparer
-        self.keyring = keyring or Keyring()
+        self.keyring, self.bodies = keyring or Keyring(), bodies or BodyRoom()
         self._quotas = Quotas(self.keyring.quotas)
         self._now_s = asyncio.get_running_loop().time
         self._deps, self._limits, self._accepting = deps, limits, accepting

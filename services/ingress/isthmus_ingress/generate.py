@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from isthmus_ingress.body_room import Take
 from isthmus_ingress.exchange import Exchange
 from isthmus_ingress.frontend import Frontend
 from isthmus_ingress.http_exchange import HttpExchange
@@ -13,11 +14,15 @@ from isthmus_ingress.http_wire import check_json, header, read_body, send_error,
 from isthmus_ingress.openai.body import parse_object
 from isthmus_ingress.openai.errors import error_event
 from isthmus_ingress.openai.render import to_json
+from isthmus_ingress.prepare import Prepared
+from isthmus_ingress.slo import HEADER as SLO_HEADER
+from isthmus_ingress.slo import with_header
 from isthmus_ingress.tenants import Tenant
 from isthmus_shared.errors import Cancelled, IsthmusError
 from isthmus_shared.tracing import HEADER
 
 TRACEPARENT = HEADER.encode()
+SLO_CLASS = SLO_HEADER.encode()
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -38,22 +43,8 @@ class GenerateEndpoint:
     async def __call__(self, http: HttpExchange, request_id: str, tenant: Tenant) -> None:
         received_s = asyncio.get_running_loop().time()
         headers = {"x-request-id": request_id}
-        body: bytes | None = None
-        try:
-            check_json(http.scope)
-            body = await self._body(http)
-        except Cancelled:
-            return
-        except IsthmusError as error:
-            self._frontend.refused(error)
-            await send_error_early(http.send, http.receive, error, headers)
-            return
-        try:
-            with self._frontend.guarded(request_id):
-                prepared = await self._frontend.prepare(parse_object(body), chat=self._chat, tenant=tenant)
-        except IsthmusError as error:
-            self._frontend.refused(error)
-            await send_error(http.send, error, headers)
+        prepared = await self._prepared(http, request_id, tenant, headers)
+        if prepared is None:
             return
         try:
             parent = header(http.scope, TRACEPARENT)
@@ -65,13 +56,37 @@ class GenerateEndpoint:
         except IsthmusError as error:
             await send_error(http.send, error, {**headers, **self._frontend.limit_headers(tenant)})
 
-    async def _body(self, http: HttpExchange) -> bytes:
+    async def _prepared(
+        self, http: HttpExchange, request_id: str, tenant: Tenant, headers: dict[str, str]
+    ) -> Prepared | None:
+        """None: it was refused, and told so, or the client has left. The body is held no longer than this takes."""
+        with self._frontend.bodies.share() as take:
+            try:
+                check_json(http.scope)
+                body = await self._body(http, take)
+            except Cancelled:
+                return None
+            except IsthmusError as error:
+                self._frontend.refused(error)
+                await send_error_early(http.send, http.receive, error, headers)
+                return None
+            try:
+                with self._frontend.guarded(request_id):
+                    asked = with_header(parse_object(body), header(http.scope, SLO_CLASS))
+                    return await self._frontend.prepare(asked, chat=self._chat, tenant=tenant)
+            except IsthmusError as error:
+                self._frontend.refused(error)
+                await send_error(http.send, error, headers)
+                return None
+
+    async def _body(self, http: HttpExchange, take: Take) -> bytes:
         limits = self._limits
         body = http.take_body()
         if body is not None and len(body) <= limits.max_body_bytes:
+            take(len(body))
             return body  # it came with the head, as small ones do
         return await read_body(
-            http.scope, http.receive, limit_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s
+            http.scope, http.receive, take, limit_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s
         )
 
     async def _answer(self, exchange: Exchange, http: HttpExchange, request_id: str, headers: dict[str, str]) -> None:

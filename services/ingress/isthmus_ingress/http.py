@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
@@ -55,7 +56,7 @@ class ApiApp:
             "/v1/chat/completions": GenerateEndpoint(frontend, limits, chat=True),
             "/v1/completions": GenerateEndpoint(frontend, limits, chat=False),
         }
-        self._pages = _pages(_Pages(runtime, frontend, limits), ui, sorted(self._generate))
+        self._pages = _pages(_Pages(runtime, frontend, limits, ui), ui, sorted(self._generate))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -135,8 +136,8 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 class _Pages:
-    def __init__(self, runtime: ServiceRuntime[Any], frontend: Frontend, limits: HttpLimits) -> None:
-        self._runtime, self._frontend, self._limits = runtime, frontend, limits
+    def __init__(self, runtime: ServiceRuntime[Any], frontend: Frontend, limits: HttpLimits, ui: UiPages) -> None:
+        self._runtime, self._frontend, self._limits, self._ui = runtime, frontend, limits, ui
 
     async def models(self, _request: Request) -> Response:
         return JSONResponse({"object": "list", "data": self._frontend.models()})
@@ -163,7 +164,9 @@ class _Pages:
         problems = self._runtime.problems()
         return JSONResponse({"ready": not problems, "problems": problems}, 503 if problems else 200)
 
-    async def metrics(self, _request: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
+        """Names every tenant and what it uses: as the state, no page for clients. The health port has it, too."""
+        self._ui.check_admin(request)
         self._runtime.metrics.bus_connected.set(self._runtime.bus.connected)
         return Response(self._runtime.metrics.exposition(), media_type=None, headers={"content-type": CONTENT_TYPE})
 
@@ -178,17 +181,20 @@ class _Pages:
 
     async def tokenize(self, request: Request) -> Response:
         """vLLM's: {"prompt": text} or {"messages": [...]} → {"tokens", "count", "max_model_len"}."""
-        body = await self._body(request)
-        model = self._frontend.hub.roster.model(body.get("model") if isinstance(body.get("model"), str) else None)
-        ours = ("prompt", "messages", "model", "add_generation_prompt")
-        known = {name: value for name, value in body.items() if name in ours}
-        token_ids = await self._frontend.preparer.tokenize(known, model)
+        async with self._body(request) as body:
+            model = self._frontend.hub.roster.model(body.get("model") if isinstance(body.get("model"), str) else None)
+            ours = ("prompt", "messages", "model", "add_generation_prompt")
+            known = {name: value for name, value in body.items() if name in ours}
+            token_ids = await self._frontend.preparer.tokenize(known, model)
         fields = {"count": len(token_ids), "max_model_len": model.max_model_len_tokens, "tokens": token_ids}
         return JSONResponse(fields)
 
     async def detokenize(self, request: Request) -> Response:
         """vLLM's: {"tokens": [...]} → {"prompt": text}."""
-        body = await self._body(request)
+        async with self._body(request) as body:
+            return JSONResponse({"prompt": self._detokenized(body)})
+
+    def _detokenized(self, body: dict[str, Any]) -> str:
         token_ids = body.get("tokens")
         if (
             not isinstance(token_ids, list)
@@ -197,15 +203,17 @@ class _Pages:
         ):
             raise InvalidRequest("tokens is invalid", why="it must be a list of token ids", param="tokens")
         text = self._frontend.preparer.text(str(body.get("model")))
-        return JSONResponse({"prompt": text.tokenizer.decode(token_ids, special=True)})
+        return text.tokenizer.decode(token_ids, special=True)
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[dict[str, Any]]:
         check_json(request.scope)
-        limits = self._limits
-        try:
-            data = await read_body(
-                request.scope, request.receive, limit_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s
-            )
-        except Cancelled as error:
-            raise HTTPException(499) from error
-        return parse_object(data)
+        scope, receive, limits = request.scope, request.receive, self._limits
+        with self._frontend.bodies.share() as take:
+            try:
+                data = await read_body(
+                    scope, receive, take, limit_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s
+                )
+            except Cancelled as error:
+                raise HTTPException(499) from error
+            yield parse_object(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from isthmus_ingress.body_room import Take
 from isthmus_ingress.http_exchange import Receive, Scope, Send
 from isthmus_ingress.openai.errors import (
     BODY,
@@ -46,9 +47,9 @@ def check_json(scope: Scope) -> None:
         )
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises `PayloadTooLarge` before more than the limit is held, `RequestTimeout`, or `Cancelled`
-    when the client leaves."""
+async def read_body(scope: Scope, receive: Receive, take: Take, *, limit_bytes: int, timeout_s: float) -> bytes:
+    """The whole body. Raises `PayloadTooLarge` before more than the limit is held, `TooManyRequests` when all requests
+    together hold too much, `RequestTimeout`, or `Cancelled` when the client leaves."""
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise _too_large(int(declared), limit_bytes)
@@ -64,6 +65,7 @@ async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int, timeout
                 size += len(part)
                 if size > limit_bytes:
                     raise _too_large(size, limit_bytes)
+                take(len(part))
                 parts.append(part)
                 if not message.get("more_body", False):
                     return b"".join(parts)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from isthmus_ingress.body_room import BodyRoom
 from isthmus_ingress.cancels import Cancels
 from isthmus_ingress.config import IngressConfig
 from isthmus_ingress.driver import Deps
@@ -21,6 +22,7 @@ from isthmus_ingress.outcomes import tell
 from isthmus_ingress.prepare import Preparer
 from isthmus_ingress.releases import Releases
 from isthmus_ingress.roster import Roster
+from isthmus_ingress.slo import read_classes
 from isthmus_ingress.tenants import Keyring, read_tenants
 from isthmus_ingress.text import ModelText, load_model_text
 from isthmus_ingress.ui.pages import UiPages
@@ -49,12 +51,16 @@ class Ingress:
         self.address: str | None = None
         self.listening = asyncio.Event()
         self.server: ApiServer | None = None
+        self.frontend: Frontend | None = None
         self.events_subject = subjects.ingress_events(IngressId(self.config.id), runtime.incarnation)
         self._serve_http, self._load_text = serve_http, load_text
         self._keyring = Keyring(
             api_keys=[key.get_secret_value() for key in self.config.api_keys],
             entries=() if self.config.tenants is None else read_tenants(self.config.tenants),
         )
+        self._classes = read_classes(self.config.slo_classes)
+        if self.config.slo_classes is not None:
+            self._classes.check_names((tenant.name, tenant.slo_class) for tenant in self._keyring.tenants.values())
         self.hub = Hub(runtime.bus, self.events_subject, self.roster, runtime.metrics, runtime.log)
         self._cancels = Cancels(runtime.bus, runtime.log)
         runtime.add_readiness("workers", self._workers_problem)
@@ -68,7 +74,7 @@ class Ingress:
                 background = [service.create_task(self.hub.run(), name="hub")]
                 await self.hub.ready.wait()
                 async with asyncio.TaskGroup() as work:
-                    frontend = self._frontend(Preparer(text, executor, others), work)
+                    frontend = self.frontend = self._frontend(Preparer(text, executor, others, self._classes), work)
                     door = NatsDoor(self.runtime, frontend, max_body_bytes=self.config.max_body_bytes)
                     background.append(service.create_task(door.run(), name="nats"))
                     serving = service.create_task(self._http(frontend), name="http") if self._serve_http else None
@@ -119,7 +125,8 @@ class Ingress:
             Releases(runtime.bus),
         )
         limits = Limits(config.request_timeout_s, config.attempts, config.route_patience_s, config.max_in_flight)
-        return Frontend(preparer, self.hub, deps, limits, self._accepting, keyring=self._keyring)
+        bodies = BodyRoom(config.max_bodies_bytes)
+        return Frontend(preparer, self.hub, deps, limits, self._accepting, keyring=self._keyring, bodies=bodies)
 
     def _accepting(self) -> bool:
         return not self.runtime.stopping.is_set()

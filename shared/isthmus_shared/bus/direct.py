@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from isthmus_shared.bus.port import BusMessage
 
@@ -26,6 +27,14 @@ def mover(deliver: Deliver) -> Callable[[Msg], Awaitable[None]]:
 class DirectClient(Client):
     """Messages are delivered while they are parsed, in order. `_process_msg` is nats-py's own seam (2.16): were it
     renamed, messages would take the long way, and everything else would stay as it is."""
+
+    async def give_up(self, subscription: Subscription) -> None:
+        """Unsubscribe. In the midst of a reconnect nats-py tells nobody, although it may have renewed the subscription
+        already; here the server is told once it can be."""
+        reconnecting = self.is_reconnecting
+        await subscription.unsubscribe()
+        if reconnecting:
+            await self._send_unsubscribe(subscription._id)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         subscription = self._subs.get(sid)

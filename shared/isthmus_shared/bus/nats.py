@@ -270,7 +270,7 @@ class NatsBus:
             with contextlib.suppress(
                 nats.errors.Error, OSError, BusDisconnected
             ):  # closed or replaced: nothing is left to withdraw
-                await handle.unsubscribe()
+                await self._client.give_up(handle)
                 await self._echo()
 
     async def _withdraw(self, interest: Interest) -> None:

@@ -16,7 +16,7 @@ from isthmus_ingress.service import Ingress
 from isthmus_shared.bus.memory import MemoryBroker
 from isthmus_shared.messages import subjects
 from isthmus_shared.prefix import prefix_hashes
-from isthmus_testing.fake_cluster import FakeCluster, say
+from isthmus_testing.fake_cluster import EOS_TOKEN_ID, FakeCluster, say
 from isthmus_testing.ingress import ingress_stack
 from isthmus_testing.waiting import eventually
 
@@ -138,3 +138,49 @@ async def test_a_tenants_prefixes_are_its_own_from_the_door_to_the_workers(folde
         assert len(prefixes[0]) == 3
         refused = await http.post(CHAT, json=GOOD | {"cache_salt": ""}, headers=bearer(ACME))
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache_salt")
+
+
+async def test_many_large_bodies_at_once_are_refused_before_they_are_held(folder: Path) -> None:
+    """Each alone would do: what counts is what they hold together while they come."""
+    async with ingress_stack(folder, "ok", settings={"max_bodies_bytes": 300_000}) as (ingress, _, broker):
+        large = json.dumps({**GOOD, "messages": [{"role": "user", "content": "x" * 200_000}]}).encode()
+        host, port = str(ingress.address).split(":")
+        async with asyncio.timeout(30):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(large)}\r\n\r\n".encode()
+            writer.write(head + large[:-1])
+            frontend = ingress.frontend
+            assert frontend is not None
+            await eventually(lambda: frontend.bodies.held_bytes >= len(large) - 1, what="all of it but a byte is held")
+            async with httpx.AsyncClient(base_url=f"http://{ingress.address}", timeout=20) as http:
+                refused = await http.post(CHAT, content=large)
+                assert refused.status_code == 429
+                assert "reading" in refused.json()["error"]["message"]
+                told = await broker.client().request(subjects.API_CHAT, large, timeout_s=10)
+                assert told.headers["isthmus-status"] == "429"
+                assert (await http.post(CHAT, json=GOOD)).status_code == 200  # a small one finds room
+                writer.write(large[-1:])
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 400 ")  # too long for this model
+                writer.close()
+                await writer.wait_closed()
+            assert frontend.bodies.held_bytes == 0
+
+
+async def test_one_request_id_for_two_requests_mixes_nothing_up(folder: Path) -> None:
+    """A client may choose its id, and so choose another's."""
+
+    def echo(prompt: tuple[int, ...], index: int) -> int:
+        return prompt[index] if index < 4 else EOS_TOKEN_ID
+
+    async with served(folder, tokens=echo) as (http, *_):
+
+        async def ask(key: str, text: str) -> str:
+            body = {"model": "tiny", "prompt": list(text.encode()), "max_tokens": 4}
+            headers = {**bearer(key), "x-request-id": "req-of-acme"}
+            answer = await http.post("/v1/completions", json=body, headers=headers)
+            found: str = answer.json()["choices"][0]["text"]
+            return found
+
+        asked = [(key, f"{number:02}{key[3:5]}") for number in range(20) for key in (ACME, OTHER)]
+        answers = await asyncio.gather(*(ask(key, text) for key, text in asked))
+        assert answers == [text for _, text in asked]

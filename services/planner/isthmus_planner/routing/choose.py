@@ -121,8 +121,9 @@ def _pair(
     if weighings is not None:
         weighings.append(Weighing(ask, second.seats, decode, first.seats, prefill, rails))
     share, base_s = ask.weights.transfer * size_bytes, ask.weights.transfer * view.rails.base_s
-    out, inn = [base_s + share * s for s in first.out], [base_s + share * s for s in second.inn]
-    found = best_pair(PairCosts(prefill, decode, out, inn, rails.cost))
+    sent = [cost + (base_s + share * s) for cost, s in zip(prefill, first.out, strict=True)]
+    received = [cost + (base_s + share * s) for cost, s in zip(decode, second.inn, strict=True)]
+    found = best_pair(PairCosts(prefill, decode, sent, received, rails.cost))
     if found is None:
         return None
     i, j, cost_s = found

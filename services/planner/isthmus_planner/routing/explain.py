@@ -26,7 +26,7 @@ from isthmus_shared.messages.work import WorkerRef
 KEPT_REQUESTS = 4096
 KEPT_ROUTES = 8
 """Of one request, the latest: it is routed anew after each failure, and again and again while it waits in line."""
-MAX_TOLD = 8
+MAX_TOLD = 2 * KEPT_ROUTES
 """In one answer: the latest."""
 
 

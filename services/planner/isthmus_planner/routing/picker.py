@@ -1,7 +1,7 @@
 """The cheapest pair, or the cheapest worker alone. Pure, and deterministic: of equals the first by name.
 
-A pair costs `p[i] + d[j] + x(i, j)`. What crosses is known to take at least the sending side's time (`out[i]`) and at
-least the receiving side's (`inn[j]`), so most pairs need not be looked at: O(P + D) unless rails differ greatly.
+A pair costs `p[i] + d[j] + x(i, j)`. What crosses is known to cost at least what the sending side needs for it, and at
+least what the receiving side does, so most pairs need not be looked at: O(P + D) unless rails differ greatly.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ EQUAL_S = 1e-9
 class PairCosts:
     prefill: Sequence[float]
     decode: Sequence[float]
-    out: Sequence[float]
-    """At least, of any crossing from there, in score seconds."""
-    inn: Sequence[float]
+    sent: Sequence[float]
+    """With the least that any crossing from there costs."""
+    received: Sequence[float]
+    """With the least that any crossing to there costs."""
     crossing: Callable[[int, int], float]
     """Exact, of one pair; `NEVER` for two that are one worker."""
 
@@ -39,9 +40,7 @@ def least(costs: Sequence[float]) -> int | None:
 
 def best_pair(costs: PairCosts) -> tuple[int, int, float] | None:
     """(prefill, decode, cost)."""
-    p, d = costs.prefill, costs.decode
-    sent = [a + b for a, b in zip(p, costs.out, strict=True)]
-    received = [a + b for a, b in zip(d, costs.inn, strict=True)]
+    p, d, sent, received = costs.prefill, costs.decode, costs.sent, costs.received
     i, j = least(sent), least(received)
     if i is None or j is None:
         return None
@@ -49,14 +48,12 @@ def best_pair(costs: PairCosts) -> tuple[int, int, float] | None:
     least_p, least_d = min(p), min(d)
     if best <= max(sent[i] + least_d, received[j] + least_p) + EQUAL_S:
         return i, j, best
-    return _search(costs, sent, received, (i, j, best))
+    return _search(costs, (i, j, best))
 
 
-def _search(
-    costs: PairCosts, sent: Sequence[float], received: Sequence[float], first: tuple[int, int, float]
-) -> tuple[int, int, float] | None:
+def _search(costs: PairCosts, first: tuple[int, int, float]) -> tuple[int, int, float] | None:
     """Rows and columns by their lower bounds, until none can be better than the best so far."""
-    p, d = costs.prefill, costs.decode
+    p, d, sent, received = costs.prefill, costs.decode, costs.sent, costs.received
     best_i, best_j, best = first
     least_d, least_received = min(d), received[first[1]]
     rows = sorted((i for i in range(len(p)) if sent[i] + least_d < best), key=sent.__getitem__)

@@ -18,7 +18,9 @@ def pairs(
         looked[0] += 1
         return max(out[i], inn[j]) + (0.0 if extra is None else extra(i, j))
 
-    return PairCosts(p, d, out, inn, crossing), looked
+    sent = [a + b for a, b in zip(p, out, strict=True)]
+    received = [a + b for a, b in zip(d, inn, strict=True)]
+    return PairCosts(p, d, sent, received, crossing), looked
 
 
 def test_the_least_is_the_first_of_equals_and_none_where_nobody_is_left() -> None:

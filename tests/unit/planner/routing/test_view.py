@@ -88,6 +88,17 @@ def test_a_worker_that_has_nobody_holds_no_targets() -> None:
     assert targets(view) == NO_TARGETS
 
 
+def test_a_life_that_was_lost_takes_its_targets_and_what_is_pending_with_it() -> None:
+    view = view_of((P, D))
+    route(view, name="a", itl_s=0.5)
+    view.lost(life("d"))
+    view.beat(D, SETTLE_S / 2)
+    assert targets(view) == NO_TARGETS
+    assert view.ledger.pending(life("d")) == Pending()
+    view.outcome(ended("a"), 1.0)
+    view.check_invariants()
+
+
 def test_a_route_that_would_break_a_residents_target_goes_elsewhere() -> None:
     near = worker("d1", Role.DECODE, step_s=0.01, running=1)
     far = worker("d2", Role.DECODE, step_s=0.05, running=1)
