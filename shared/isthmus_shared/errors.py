@@ -126,6 +126,12 @@ class NoCapacity(Unavailable):
     code, http_status, retry = "no_capacity", 429, Retry.ELSEWHERE
 
 
+class SloUnattainable(NoCapacity):
+    """Its targets cannot be met now. Its client decides whether later, or with other targets."""
+
+    code, retry = "slo_unattainable", Retry.NEVER
+
+
 class Draining(Unavailable):
     code, retry = "draining", Retry.ELSEWHERE
 

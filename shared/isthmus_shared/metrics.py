@@ -122,6 +122,25 @@ class Metrics:
         self.planner_prefix_hashes = self._gauge(
             "planner_prefix_hashes", "Prefixes of 64 tokens that this planner knows to be cached, over all workers"
         )
+        self.admission_waiting = self._gauge("admission_waiting", "Requests in line at this planner", "model")
+        self.prediction_ratio = self._gauge(
+            "prediction_ratio", "Predicted over actual, of medians of the latest requests", "model", "latency"
+        )
+        self.prediction_error = self._gauge(
+            "prediction_error", "Median of |predicted / actual - 1| of the latest requests", "model", "latency"
+        )
+        self.worker_prediction_ratio = self._gauge(
+            "worker_prediction_ratio", "Predicted over actual, of one worker's latest requests", "worker", "latency"
+        )
+        self.worker_prediction_error = self._gauge(
+            "worker_prediction_error", "The same as prediction_error, of one worker", "worker", "latency"
+        )
+        self.worker_slowdown = self._gauge(
+            "worker_slowdown", "Time of a worker's steps over what they usually take", "worker"
+        )
+        self.worker_drifting = self._gauge(
+            "worker_drifting", "1 while a worker's steps take a fifth longer than usual", "worker"
+        )
         self.workers = self._gauge("workers", "Workers known", "role", "state")
         self.workers_lost = self._counter("workers_lost_total", "Workers taken for dead", "cause")
         self.role_changes = self._counter("role_changes_total", "Changes of workers' roles", "model", "to", "outcome")

@@ -109,7 +109,7 @@ events = st.one_of(
         st.sampled_from([1e5, 1e7, 1e9]),
         st.sampled_from([None, 1e6, 1e9]),
     ),
-    st.tuples(st.sampled_from(NAMES), st.builds(Correction, st.floats(0.3, 3), st.floats(0.3, 3))),
+    st.tuples(st.sampled_from(NAMES), st.builds(Correction, st.floats(0.3, 3), st.floats(0.3, 3), st.floats(0, 0.1))),
     ids.map(lambda name: Outcome(request_id=name, model="demo", isl_tokens=1, osl_tokens=40, e2el_s=1.0)),
     requests,
     requests,

@@ -60,7 +60,7 @@ class RelayService:
                 loops = [
                     tasks.create_task(runtime.heartbeat(subjects.HEARTBEAT_RELAY, self.heartbeat), name="heartbeat"),
                     tasks.create_task(self._tell_losses(), name="losses"),
-                    tasks.create_task(runtime.watch(subjects.RELAY_RATES, RelayRates, self._take_rates), name="rates"),
+                    tasks.create_task(runtime.watch(subjects.RELAY_RATES, RelayRates, self.take_rates), name="rates"),
                     tasks.create_task(self._observe(), name="observe"),
                     tasks.create_task(self.daemon.watch(), name="transport"),
                 ]
@@ -97,7 +97,7 @@ class RelayService:
         us = self._host_cost.us_per_chunk
         return us * 1e-6 / slot_bytes if us else None
 
-    async def _take_rates(self, rates: RelayRates) -> None:
+    async def take_rates(self, rates: RelayRates) -> None:
         if 0 < rates.epoch < self._epoch:
             self._runtime.log.warning("rates.stale", epoch=rates.epoch, seen=self._epoch)
             return

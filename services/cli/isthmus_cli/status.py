@@ -36,6 +36,8 @@ def tables(cluster: ClusterState | None, view: ClusterView) -> list[RenderableTy
     if cluster is not None:
         shown.append(Text.assemble((cluster.model, "bold"), f" at {cluster.http_url}/v1"))
     shown += [_workers(view), _relays(view), _ingresses(view), _planners(view)]
+    if any(each.ttft is not None or each.itl is not None for each in view.forecasts):
+        shown.append(_forecasts(view))
     if cluster is not None:
         shown.append(_processes(cluster))
     return shown
@@ -50,14 +52,15 @@ def new_table(title: str, *columns: str) -> Table:
 
 def _workers(view: ClusterView) -> Table:
     table = new_table("workers", "id", "node", "vendor", "roles", "state", "KV layout", "run", "wait", "KV free")
+    slow = {each.incarnation: each.slowdown for each in view.forecasts if each.drifting}
     for beat in view.workers:
-        load = beat.load
+        load, slowdown = beat.load, slow.get(beat.incarnation)
         table.add_row(
             beat.worker_id,
             beat.node_id if beat.relay is not None else f"{beat.node_id} (no relay)",
             beat.vendor,
             ", ".join(beat.roles),
-            beat.state.value,
+            beat.state.value if slowdown is None else f"{beat.state.value}, drifting (steps x {slowdown:.2g})",
             beat.kv_layout,
             str(load.running),
             str(load.waiting + load.loading),
@@ -100,6 +103,16 @@ def _planners(view: ClusterView) -> Table:
     for beat in view.planners:
         leads = ("yes", str(beat.epoch)) if beat.leader else ("no", "")
         table.add_row(beat.incarnation, beat.state.value, *leads, str(beat.routes_total), beat.leader_problem)
+    return table
+
+
+def _forecasts(view: ClusterView) -> Table:
+    """Only of workers whose requests have ended."""
+    table = new_table("predictions", "worker", "requests", "TTFT p50", "predicted", "ITL p50", "predicted")
+    for each in view.forecasts:
+        if each.ttft is not None or each.itl is not None:
+            requests = max(0 if seen is None else seen.requests for seen in (each.ttft, each.itl))
+            table.add_row(each.worker_id, str(requests), *_foreseen(each.ttft), *_foreseen(each.itl))
     return table
 
 

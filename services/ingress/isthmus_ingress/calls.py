@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from structlog.typing import FilteringBoundLogger
@@ -36,6 +36,10 @@ from isthmus_shared.tracing import NullTracing, Tracing
 ROUTE_TIMEOUT_S = 1.0
 """The planner answers out of its memory. Two tries of it fit in the 3 s within which a client learns that there is
 no planner."""
+ROUTE_HOLD_S = 1.0
+"""How long a planner may hold an ask that waits in line: short, so that its death costs no more than this."""
+LEAST_WAIT_S = 0.05
+"""Less is no wait in line, but the way there."""
 WORKER_TIMEOUT_S = 5.0
 """For a submit or a start to be answered: workers answer at once, before they compute anything."""
 
@@ -85,10 +89,28 @@ class Calls:
     def __init__(self, work: Work, deps: Deps) -> None:
         self._work, self._deps = work, deps
         self._loop = asyncio.get_running_loop()
+        self._begun_s = self._loop.time()
 
-    async def route(self, effect: AskRoute, output: tuple[int, ...], headers: Headers) -> Route:
-        """The planner's answer; while there is no planner, by the last plan."""
+    async def route(
+        self, effect: AskRoute, output: tuple[int, ...], headers: Headers, wanted: Callable[[], bool]
+    ) -> Route | None:
+        """The planner's answer, whose line it may have to wait in; while there is no planner, by the last plan.
+
+        `wanted`: whether its saga still waits for it; None: it did not, and nothing came.
+        """
         request = self._route_request(effect, len(output))
+        hold_s = 0.0 if request.slo is None else ROUTE_HOLD_S
+        while True:
+            # By what it has waited, any planner that is asked knows its place in line.
+            waited_s = self._loop.time() - self._begun_s
+            held = {"waited_s": waited_s if waited_s >= LEAST_WAIT_S else 0.0, "patience_s": hold_s}
+            route = await self._ask_route(request.model_copy(update=held) if hold_s else request, headers)
+            if route is not None or not wanted():
+                return route
+            hold_s = ROUTE_HOLD_S
+
+    async def _ask_route(self, request: RouteRequest, headers: Headers) -> Route | None:
+        """None: it is still in line."""
         last_plan = self._deps.last_plan
         if last_plan.planner_is_silent(now_s=self._loop.time()):
             route = self._planned(request)
@@ -96,7 +118,7 @@ class Calls:
                 return route
         try:
             answer = await self._deps.bus.request(
-                subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S, headers=headers
+                subjects.ROUTE, request.encode(), timeout_s=ROUTE_TIMEOUT_S + request.patience_s, headers=headers
             )
         except (NoResponders, DeadlineExceeded) as error:
             if isinstance(error, DeadlineExceeded):
@@ -108,7 +130,7 @@ class Calls:
         reply = RouteReply.decode(answer.data)
         if reply.fault is not None:
             raise reply.fault.to_error()
-        if reply.route is None:
+        if reply.route is None and reply.queued is None:
             raise ProtocolViolation("the planner answered with neither a route nor a fault")
         return reply.route
 
@@ -122,7 +144,7 @@ class Calls:
             exclude=effect.exclude,
             prefix=work.prefix,
             tenant=work.tenant,
-            slo=work.slo,
+            slo=None if output_tokens or effect.exclude else work.slo,  # else what it was promised is late anyway
             staged=_staged(effect, len(work.prompt) + output_tokens),
         )
 

@@ -45,6 +45,9 @@ class IngressConfig(ServiceConfig):
         description="File of clients with keys, quotas and SLO classes of their own (docs/security.md); "
         "with it, a client must send a key",
     )
+    slo_classes: Path | None = Field(
+        default=None, description="File of SLO classes that keys have and requests may name (docs/admission.md)"
+    )
     admin_keys: tuple[SecretStr, ...] = secret_field(
         default=(),
         description="Keys for the state that the page /ui shows; none: for everyone, unless API keys are set",

@@ -228,12 +228,18 @@ class RunningSaga:
             self.feed(StepBroke(IsthmusError("the ingress met a bug in this request", todo="see its log")))
 
     async def _ask_route(self, effect: AskRoute) -> None:
+        def wanted() -> bool:
+            return not self.saga.over and self.saga.generation == effect.generation
+
         span = self._deps.tracing.begin("route", self._attempt.traceparent)
         try:
-            route = await self._calls.route(effect, tuple(self.saga.output), span.headers)
+            route = await self._calls.route(effect, tuple(self.saga.output), span.headers, wanted)
         except IsthmusError as error:
             span.end(error=error.code)
             self.feed(RouteFailed(effect.generation, error))
+            return
+        if route is None:
+            span.end(error="given_up")
             return
         span.end(mode=route.mode.value, decode=route.decode.worker_id)
         if effect.moving is None:

@@ -124,6 +124,7 @@ class Exchange:
             cache_salt=self.prepared.cache_salt,
             prefix=self._prefixes[choice.prompt],
             tenant=self.prepared.tenant.name,
+            slo=self.prepared.slo,
         )
         saga = Saga(
             max_tokens=sampling.max_tokens,

@@ -15,11 +15,14 @@ from isthmus_ingress.openai.body import parse_object
 from isthmus_ingress.openai.errors import error_event
 from isthmus_ingress.openai.render import to_json
 from isthmus_ingress.prepare import Prepared
+from isthmus_ingress.slo import HEADER as SLO_HEADER
+from isthmus_ingress.slo import with_header
 from isthmus_ingress.tenants import Tenant
 from isthmus_shared.errors import Cancelled, IsthmusError
 from isthmus_shared.tracing import HEADER
 
 TRACEPARENT = HEADER.encode()
+SLO_CLASS = SLO_HEADER.encode()
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -69,7 +72,8 @@ class GenerateEndpoint:
                 return None
             try:
                 with self._frontend.guarded(request_id):
-                    return await self._frontend.prepare(parse_object(body), chat=self._chat, tenant=tenant)
+                    asked = with_header(parse_object(body), header(http.scope, SLO_CLASS))
+                    return await self._frontend.prepare(asked, chat=self._chat, tenant=tenant)
             except IsthmusError as error:
                 self._frontend.refused(error)
                 await send_error(http.send, error, headers)

@@ -25,6 +25,8 @@ from isthmus_ingress.openai.body import check_tree, parse_object
 from isthmus_ingress.openai.errors import BODY, error_body, error_headers
 from isthmus_ingress.openai.render import DONE, to_json
 from isthmus_ingress.prepare import Prepared
+from isthmus_ingress.slo import HEADER as SLO_HEADER
+from isthmus_ingress.slo import with_header
 from isthmus_shared.bus.port import Bus, BusMessage
 from isthmus_shared.bus.subscribing import subscribed
 from isthmus_shared.bus.syntax import check_subject, is_inbox, matches
@@ -96,7 +98,8 @@ class NatsDoor:
                     if (cancel := message.headers.get(CANCEL)) is not None:
                         _check_cancel(cancel)
                     chat = message.subject == subjects.API_CHAT
-                    prepared = await self._frontend.prepare(body, chat=chat, tenant=tenant)
+                    asked = with_header(body, message.headers.get(SLO_HEADER))
+                    prepared = await self._frontend.prepare(asked, chat=chat, tenant=tenant)
             except IsthmusError as error:
                 self._frontend.refused(error)
                 raise

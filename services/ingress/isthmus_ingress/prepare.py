@@ -12,9 +12,11 @@ from typing import Any
 
 from isthmus_ingress.openai.schema import AnyRequest, ChatRequest, CompletionRequest, parse_chat, parse_completion
 from isthmus_ingress.roster import Model
+from isthmus_ingress.slo import SloClasses
 from isthmus_ingress.tenants import ANYONE, Tenant
 from isthmus_ingress.text import ModelText
 from isthmus_shared.errors import ContextTooLong, InvalidRequest
+from isthmus_shared.messages.route import Slo
 from isthmus_shared.messages.work import SamplingParams
 
 INLINE_TEXT_CHARS = 16_384
@@ -46,6 +48,8 @@ class Prepared:
     return_token_ids: bool
     top_logprobs: int | None
     tenant: Tenant = ANYONE
+    slo: Slo | None = None
+    """Of its class."""
     cache_salt: str = ""
     """Prefixes are shared between requests of one salt only."""
 
@@ -63,8 +67,15 @@ class Preparer:
     """Knows the models' text; tokenizes long prompts on `executor` (which its owner shuts down). `text` is that of
     every model that is not among `others`."""
 
-    def __init__(self, text: ModelText, executor: Executor, others: Mapping[str, ModelText] | None = None) -> None:
+    def __init__(
+        self,
+        text: ModelText,
+        executor: Executor,
+        others: Mapping[str, ModelText] | None = None,
+        classes: SloClasses | None = None,
+    ) -> None:
         self._text, self._executor, self._others = text, executor, dict(others or {})
+        self._classes = SloClasses() if classes is None else classes
 
     def text(self, model_name: str) -> ModelText:
         return self._others.get(model_name, self._text)
@@ -142,6 +153,7 @@ class Preparer:
             top_logprobs=request.wanted_logprobs,
             tenant=tenant,
             cache_salt=tenant.salt_with(request.cache_salt),
+            slo=self._classes.of(request.slo_class or "", tenant.slo_class),
         )
 
 

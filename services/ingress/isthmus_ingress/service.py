@@ -22,6 +22,7 @@ from isthmus_ingress.outcomes import tell
 from isthmus_ingress.prepare import Preparer
 from isthmus_ingress.releases import Releases
 from isthmus_ingress.roster import Roster
+from isthmus_ingress.slo import read_classes
 from isthmus_ingress.tenants import Keyring, read_tenants
 from isthmus_ingress.text import ModelText, load_model_text
 from isthmus_ingress.ui.pages import UiPages
@@ -57,6 +58,9 @@ class Ingress:
             api_keys=[key.get_secret_value() for key in self.config.api_keys],
             entries=() if self.config.tenants is None else read_tenants(self.config.tenants),
         )
+        self._classes = read_classes(self.config.slo_classes)
+        if self.config.slo_classes is not None:
+            self._classes.check_names((tenant.name, tenant.slo_class) for tenant in self._keyring.tenants.values())
         self.hub = Hub(runtime.bus, self.events_subject, self.roster, runtime.metrics, runtime.log)
         self._cancels = Cancels(runtime.bus, runtime.log)
         runtime.add_readiness("workers", self._workers_problem)
@@ -70,7 +74,7 @@ class Ingress:
                 background = [service.create_task(self.hub.run(), name="hub")]
                 await self.hub.ready.wait()
                 async with asyncio.TaskGroup() as work:
-                    frontend = self.frontend = self._frontend(Preparer(text, executor, others), work)
+                    frontend = self.frontend = self._frontend(Preparer(text, executor, others, self._classes), work)
                     door = NatsDoor(self.runtime, frontend, max_body_bytes=self.config.max_body_bytes)
                     background.append(service.create_task(door.run(), name="nats"))
                     serving = service.create_task(self._http(frontend), name="http") if self._serve_http else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from isthmus_planner.admission.control import AdmissionSettings
 from isthmus_planner.cost.speeds import CostConstants
 from isthmus_planner.deadlines import DeadlinePolicy
 from isthmus_planner.prefix.index import MAX_HASHES
@@ -26,6 +27,7 @@ class LeaderPolicy(StrEnum):
 _COST = CostConstants()
 _DEADLINE = DeadlinePolicy()
 _BALANCE = BalancePolicy()
+_ADMISSION = AdmissionSettings()
 _MODELS = ModelPolicy()
 
 
@@ -100,6 +102,26 @@ class PlannerConfig(RoutingConfig):
             models=ModelPolicy(hold_s=self.model_hold_s, dwell_s=self.model_dwell_s),
         )
 
+    max_wait_s: float = Field(
+        default=_ADMISSION.max_wait_s,
+        ge=0,
+        le=60,
+        description="In line at most, of requests whose class sets no time to the first token",
+    )
+    tenant_weights: tuple[str, ...] = Field(
+        default=(), description="Shares of the line between tenants, as `name=weight`; 1 for those that are not named"
+    )
+
+    @field_validator("tenant_weights")
+    @classmethod
+    def _weights(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for each in given:
+            _weight(each)
+        return given
+
+    def admission(self) -> AdmissionSettings:
+        return AdmissionSettings(max_wait_s=self.max_wait_s, weights=dict(map(_weight, self.tenant_weights)))
+
     def policy(self) -> Policy:
         return Policy(
             mode=self.mode,
@@ -114,3 +136,14 @@ class PlannerConfig(RoutingConfig):
             expected_osl_tokens=self.expected_osl_tokens,
             slo_margin=self.slo_margin,
         )
+
+
+def _weight(given: str) -> tuple[str, float]:
+    name, _, text = given.rpartition("=")
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not name or not 0 < weight < float("inf"):
+        raise ValueError(f"{given!r} is no name=weight with a weight above 0")
+    return name, weight

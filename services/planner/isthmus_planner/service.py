@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from isthmus_planner.admission.control import MAX_LINE, Decision, Go, Refuse, Wait
+from isthmus_planner.admission.holding import Holding
 from isthmus_planner.config import LeaderPolicy, PlannerConfig
 from isthmus_planner.cost.speeds import prior_costs
-from isthmus_planner.estimates import Estimates
+from isthmus_planner.desk import Desk
 from isthmus_planner.explaining import answer_explanations
+from isthmus_planner.forecasts import ForecastMetrics, forecasts
 from isthmus_planner.last_plan import PLAN_EVERY_S, route_plan
 from isthmus_planner.leader.bucket import JetStreamStore
 from isthmus_planner.leader.keeper import LeaseKeeper
@@ -19,6 +22,7 @@ from isthmus_planner.registry import Registry
 from isthmus_planner.roles.loop import RoleLoop
 from isthmus_planner.routing.explain import Explanations
 from isthmus_planner.routing.refusing import Known
+from isthmus_planner.routing.types import Choice
 from isthmus_planner.routing.view import View
 from isthmus_shared.errors import BusDisconnected, Fault, IsthmusError, PayloadTooLarge
 from isthmus_shared.messages import subjects
@@ -37,11 +41,13 @@ from isthmus_shared.messages.health import (
 )
 from isthmus_shared.messages.outcomes import Outcome, Outcomes
 from isthmus_shared.messages.prefix import PrefixEvents
-from isthmus_shared.messages.route import RouteReply, RouteRequest
+from isthmus_shared.messages.route import Queued, RouteReply, RouteRequest
 from isthmus_shared.runtime import ServiceRuntime
 
 SWEEP_S = 0.1
 """A fifth of a heartbeat: a silent death is found at most so much later than its bound."""
+MAX_AT_ONCE = 1024
+"""Asks for a route in work beside those that are held: each takes well under a millisecond."""
 WARM_S = 3 * HEARTBEAT_INTERVAL_S
 """By then everyone alive has been heard, even if one beat was lost."""
 
@@ -52,13 +58,15 @@ class PlannerService:
         self._log = runtime.log.bind()  # whose level is settled: what is below it costs nothing
         self._policy = runtime.config.policy()
         self._registry = Registry()
-        self._seats = View(self._policy)
+        self._desk = Desk(self._policy, runtime.config.admission(), self._choose)
+        self._holding = Holding(self._desk)
+        self._forecasts = ForecastMetrics(runtime.metrics)
+        self._seats, self._estimates = self._desk.seats, self._desk.estimates
         self._explanations = Explanations(runtime.incarnation)
         self._on_outcome: list[Callable[[Outcome, float], None]] = [
-            self._seats.outcome,
+            self._desk.outcome,
             lambda outcome, _: self._explanations.outcome(outcome),
         ]
-        self._estimates = Estimates(prior_costs(self._policy.constants))
         self._started_s = self._now_s()
         self._keeper = self._lease_keeper()
         self.leadership: Leadership = self._keeper or SetLeader(self._sole_epoch)
@@ -96,8 +104,11 @@ class PlannerService:
                         on_error=_refuse,
                         queue=subjects.PLANNER_QUEUE,
                         listening=listening[0],
+                        concurrency=MAX_LINE + MAX_AT_ONCE,
+                        max_pending=MAX_LINE + MAX_AT_ONCE,
                         at_once=self.route_at_once,
                     ),
+                    self._holding.run(lambda request, refuse: self._refused(request, refuse.error)),
                     rt.serve(
                         subjects.VIEW,
                         ViewRequest,
@@ -122,21 +133,35 @@ class PlannerService:
                 loop.cancel()
 
     async def route(self, request: RouteRequest) -> RouteReply:
-        return self.route_at_once(request)
+        return self._answer(request, await self._holding.wait(request))
 
-    def route_at_once(self, request: RouteRequest) -> RouteReply:
-        now_s = self._now_s()
-        self._roles.routed(request)
-        metrics = self._runtime.metrics
-        try:
-            choice = self._explanations.choose(request, self._seats, self._known, now_s, self._caches.index)
-        except IsthmusError as error:
-            metrics.routes.labels("none", error.code).inc()
-            self._log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
-            return RouteReply(fault=error.to_fault())
-        self._seats.commit(choice, now_s)
+    def route_at_once(self, request: RouteRequest) -> RouteReply | None:
+        """None: it has to wait in line."""
+        if not request.waited_s:
+            self._roles.routed(request)
+        decision = self._holding.offer(request)
+        return None if isinstance(decision, Wait) else self._answer(request, decision)
+
+    def _answer(self, request: RouteRequest, decision: Decision) -> RouteReply:
+        match decision:
+            case Go():
+                return self._routed(request, decision.choice)
+            case Refuse():
+                self._refused(request, decision.error)
+                return RouteReply(fault=decision.error.to_fault())
+        return RouteReply(queued=Queued(position=decision.position, wait_s=decision.wait_s))
+
+    def _choose(self, request: RouteRequest, seats: View, now_s: float) -> Choice:
+        return self._explanations.choose(request, seats, self._known, now_s, self._caches.index)
+
+    def _refused(self, request: RouteRequest, error: IsthmusError) -> None:
+        self._explanations.refused(request.request_id, error)
+        self._runtime.metrics.routes.labels("none", error.code).inc()
+        self._log.info("route.refused", request=request.request_id, code=error.code, why=error.text)
+
+    def _routed(self, request: RouteRequest, choice: Choice) -> RouteReply:
         self._explanations.committed(request.request_id)
-        route = choice.route
+        metrics, route = self._runtime.metrics, choice.route
         self._routes += 1
         metrics.routes.labels(route.mode.value, "ok").inc()
         metrics.route_predicted_ttft_seconds.observe(route.predicted.ttft_p50_s)
@@ -161,6 +186,7 @@ class PlannerService:
             relays=self._registry.relays,
             ingresses=self._registry.ingresses,
             planners=self._registry.planners,
+            forecasts=forecasts(self._desk, self._registry.workers),
         )
 
     def _no_view(self, _fault: Fault) -> ClusterView:
@@ -172,9 +198,15 @@ class PlannerService:
         for lost in self._registry.worker_beat(beat, now_s):
             self._forget(lost, "restarted")
         if self._registry.lives(beat):  # not one that was sent before its end was told of
-            self._estimates.beat(beat)
-            self._seats.beat(beat, now_s, self._estimates.live().get(beat.incarnation))
+            if self._desk.beat(beat, now_s):
+                self._tell_drift(beat)
             self._caches.beat(beat)
+
+    def _tell_drift(self, beat: WorkerHeartbeat) -> None:
+        life = beat.incarnation
+        drifts, slowdown = self._desk.drift.is_drifting(life), round(self._desk.drift.slowdown(life), 2)
+        tell = self._runtime.log.warning if drifts else self._runtime.log.info
+        tell("worker.drifting" if drifts else "worker.steady", worker=beat.worker_id, slowdown=slowdown)
 
     async def _on_relay(self, beat: RelayHeartbeat) -> None:
         now_s = self._now_s()
@@ -212,7 +244,7 @@ class PlannerService:
                 with contextlib.suppress(BusDisconnected):  # then nobody could hear it, and the ingresses see it too
                     await self._runtime.bus.publish(subjects.WORKER_LOST, each.encode())
             alive = [worker.incarnation for worker in self._registry.workers]
-            self._estimates.keep(alive)
+            self._desk.keep(alive)
             self._caches.keep(alive)
             self._seats.keep_relays(relay.relay.node_id for relay in self._registry.relays)
             self._count()
@@ -252,6 +284,7 @@ class PlannerService:
         for worker in self._registry.workers:
             for role in worker.roles:
                 counts[role, worker.state] += 1
+        self._forecasts.show(self._desk, self._registry.workers)
         for (role, state), count in counts.items():
             self._runtime.metrics.workers.labels(role.value, state.value).set(count)
 

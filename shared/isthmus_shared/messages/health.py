@@ -181,6 +181,20 @@ class WorkerLost(WireMessage):
     """Nobody saw it end: the sender has not heard it for too long. Others may hear it, or hear it again."""
 
 
+class WorkerForecast(Part):
+    """What a planner predicted of a worker beside what happened, and whether its steps have become slower."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    drifting: bool = False
+    slowdown: float = Field(default=1.0, gt=0)
+    """Time of its steps over what they usually take."""
+    ttft: Foreseen | None = None
+    """Of requests that it prefilled, from their route on. None until one had a first token."""
+    itl: Foreseen | None = None
+    """Of those that it decoded."""
+
+
 class ViewRequest(WireMessage):
     KIND: ClassVar[str] = "view_request"
 
@@ -195,3 +209,5 @@ class ClusterView(WireMessage):
     relays: tuple[RelayHeartbeat, ...] = ()
     ingresses: tuple[IngressHeartbeat, ...] = ()
     planners: tuple[PlannerHeartbeat, ...] = ()
+    forecasts: tuple[WorkerForecast, ...] = ()
+    """Of the planner that answers."""

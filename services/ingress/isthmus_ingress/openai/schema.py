@@ -107,6 +107,7 @@ class _Common(_Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    slo_class: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
     @model_validator(mode="after")

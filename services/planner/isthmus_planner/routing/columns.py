@@ -47,13 +47,14 @@ class Columns:
 class PrefillColumns(Columns):
     """What it costs to prefill on each: `wait + (n·token + ⌈n/chunk⌉·chunk_s)·factor + load`."""
 
-    __slots__ = ("_chunk", "_chunk_s", "_factor", "_load", "_ready", "_token", "_weights", "out", "staging")
+    __slots__ = ("_base", "_chunk", "_chunk_s", "_factor", "_load", "_ready", "_token", "_weights", "out", "staging")
 
     def __init__(self, seats: Sequence[Seat], weights: Weights) -> None:
         super().__init__(seats)
         blank = [0.0] * len(seats)
         self._weights = weights
-        self._ready, self._token, self._chunk_s, self._factor, self._load = (blank.copy() for _ in range(5))
+        self._ready, self._token, self._chunk_s, self._factor = (blank.copy() for _ in range(4))
+        self._base, self._load = blank.copy(), blank.copy()
         self._chunk = [1] * len(seats)
         self.out = blank.copy()
         """Seconds per byte that leaves the worker's node."""
@@ -68,7 +69,7 @@ class PrefillColumns(Columns):
         self._ready[i], self._token[i] = seat.ready_s, seat.token_s
         self._chunk[i], self._chunk_s[i] = seat.chunk_tokens, seat.chunk_s
         self._factor[i] = 1.0 + weights.residents * seat.residents + weights.dollar_s * seat.dollars_per_s
-        self._load[i] = weights.load_s * seat.load
+        self._base[i], self._load[i] = seat.base_s, weights.load_s * seat.load
 
     def costs(self, ask: Ask) -> list[float]:
         """ttft + residents (by prefill) + price + load, and the TTFT target, for each."""
@@ -76,7 +77,7 @@ class PrefillColumns(Columns):
         if n <= 0:
             return []
         now_s = ask.now_s
-        waits = [r - now_s if r > now_s else 0.0 for r in self._ready]
+        waits = [b + r - now_s if r > now_s else b for b, r in zip(self._base, self._ready, strict=True)]
         found = [
             w + (n * t - (-n // c) * s) * f + e
             for w, t, c, s, f, e in zip(
@@ -100,19 +101,19 @@ class PrefillColumns(Columns):
         """Until the prompt is done on each."""
         n, now_s = ask.tokens, ask.now_s
         found = [
-            (r - now_s if r > now_s else 0.0) + n * t - (-n // c) * s
-            for r, t, c, s in zip(self._ready, self._token, self._chunk, self._chunk_s, strict=True)
+            b + (r - now_s if r > now_s else 0.0) + n * t - (-n // c) * s
+            for b, r, t, c, s in zip(self._base, self._ready, self._token, self._chunk, self._chunk_s, strict=True)
         ]
         for life in ask.cached:
             at = self.index.get(life)
             if at is not None:
                 seat = self.seats[at]
-                found[at] = seat.wait_s(now_s) + seat.prefill_s(ask.new_tokens(life))
+                found[at] = seat.base_s + seat.wait_s(now_s) + seat.prefill_s(ask.new_tokens(life))
         return found
 
     def _one(self, ask: Ask, i: int, tokens: int) -> float:
         seat = self.seats[i]
-        own_s, wait_s = seat.prefill_s(tokens), seat.wait_s(ask.now_s)
+        own_s, wait_s = seat.prefill_s(tokens), seat.base_s + seat.wait_s(ask.now_s)
         cost = wait_s + own_s * self._factor[i] + self._load[i]
         if ask.ttft_left_s is not None:
             over = ask.margin * (wait_s + own_s) - ask.ttft_left_s

@@ -2,7 +2,7 @@
 
 For a prompt of n new tokens its costs are straight lines in n, up to the rounding to chunks:
 
-    prefill     wait_s(now) + n · token_s + ⌈n / chunk_tokens⌉ · chunk_s
+    prefill     base_s + wait_s(now) + n · token_s + ⌈n / chunk_tokens⌉ · chunk_s
     ITL         itl_s + n · kv_token_s        of everyone, once the request has joined
 
 A seat is never changed: a beat or an assignment puts another in its place, so that an explanation can keep it.
@@ -33,6 +33,8 @@ class Correction:
 
     ttft: float = 1.0
     itl: float = 1.0
+    ttft_base_s: float = 0.0
+    """What comes on top of any prompt's steps: an engine's front end, the bus."""
 
 
 UNCORRECTED = Correction()
@@ -62,6 +64,8 @@ class Seat:
     targets: Targets
     ready_s: float
     """When the prompts that it has now are done, by prediction."""
+    base_s: float
+    """Of the time to a first token, beside steps and queue."""
     token_s: float
     chunk_tokens: int
     chunk_s: float
@@ -142,6 +146,7 @@ def seat_of(
         pending=pending,
         targets=targets,
         ready_s=now_s + slower * queue_wait_s(side, constants) if ready_s is None else ready_s,
+        base_s=correction.ttft_base_s,
         token_s=slower * token_s,
         chunk_tokens=chunk_tokens,
         chunk_s=slower * chunk_s,

@@ -8,7 +8,7 @@ from isthmus_planner.routing.seat import Seat
 
 def ttft_s(ask: Ask, prefill: Seat) -> float:
     """Seconds, p50. The first token does not wait for the crossing."""
-    return prefill.wait_s(ask.now_s) + prefill.prefill_s(ask.new_tokens(prefill.life))
+    return prefill.base_s + prefill.wait_s(ask.now_s) + prefill.prefill_s(ask.new_tokens(prefill.life))
 
 
 def saved_s(ask: Ask, prefill: Seat) -> float:

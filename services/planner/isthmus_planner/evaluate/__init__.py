@@ -1,0 +1,1 @@
+"""The planner beside simple rules, on simulated engines: the same registry, estimates, routing and admission."""
