@@ -12,7 +12,7 @@ from isthmus_kvrelay.core.staging import SlotState
 from isthmus_kvrelay.daemon.config import RelayConfig
 from isthmus_kvrelay.daemon.observed import HostCost, Observed
 from isthmus_kvrelay.daemon.relay_daemon import RelayDaemon
-from isthmus_shared.errors import BusDisconnected
+from isthmus_shared.errors import BusDisconnected, PayloadTooLarge
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import ProcessState, RelayHeartbeat, RelayRates, WorkerLost
 from isthmus_shared.messages.work import WorkerRef
@@ -120,6 +120,10 @@ class RelayService:
                 except BusDisconnected:
                     await self._runtime.bus.wait_connected()
                     await asyncio.sleep(OTHERS_BACK_S)
+                except (
+                    PayloadTooLarge
+                ):  # the bus is back with a lower limit; heartbeats without the worker say the same
+                    self._losses.popleft()
                 else:
                     self._losses.popleft()
 
@@ -130,7 +134,7 @@ class RelayService:
                 while self._losses:
                     await self._runtime.bus.publish(subjects.WORKER_LOST, self._losses.popleft().encode())
                 await self._runtime.bus.publish(subjects.HEARTBEAT_RELAY, self.heartbeat().encode())
-        except (BusDisconnected, TimeoutError):
+        except (BusDisconnected, PayloadTooLarge, TimeoutError):
             self._runtime.log.warning("relay.left_unsaid", losses=len(self._losses))
 
     async def _observe(self) -> None:
