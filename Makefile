@@ -95,6 +95,10 @@ schemathesis: $(VENV)/.dev  ## the endpoint against its own OpenAPI description,
 	@$(PIP) 'schemathesis>=4.32,<5'
 	@PYTHONPATH=$(SOURCES):tests/support $(BIN)/python -m isthmus_testing.schemathesis_run $(ARGS)
 
+roles: $(VENV)/.dev  ## a load that turns, with roles that follow and roles that stay (docs/roles.md; ARGS="--scale 8")
+	@$(PIP) --editable '.[bench]'
+	@PYTHONPATH=$(SOURCES) OMP_NUM_THREADS=1 $(BIN)/python bench/roles.py $(ARGS)
+
 bench: $(VENV)/.dev  ## time to first token and the relay's rate on this machine (docs/benchmarks.md)
 	@OMP_NUM_THREADS=1 $(BIN)/python tools/bench_main_job.py $(ARGS)
 

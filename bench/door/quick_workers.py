@@ -95,8 +95,13 @@ class QuickWorker:
         return {"kind": "ack", "v": 1}
 
     def cancel(self, message: Fields) -> Fields:
-        self._running.pop(message["request_id"], None)
-        self._waiting.pop(message["request_id"], None)
+        """Of that generation and older ones."""
+        request_id, generation = message["request_id"], message["generation"]
+        running, waiting = self._running.get(request_id), self._waiting.get(request_id)
+        if running is not None and running.event["generation"] <= generation:
+            del self._running[request_id]
+        if waiting is not None and waiting[0]["generation"] <= generation:
+            del self._waiting[request_id]
         return {"kind": "ack", "v": 1}
 
     def _begin(self, message: Fields, index: int, end: int, finish: str) -> None:

@@ -92,7 +92,9 @@ async def pages(cluster: LocalCluster, http: httpx.AsyncClient) -> dict[str, str
     shown = {}
     for name, address in [*addresses.items(), ("ingress", cluster.url.partition("://")[2])]:
         for page in ("health", "ready", "metrics"):
-            shown[f"{name}/{page}"] = (await http.get(f"http://{address}/{page}")).text
+            answer = await http.get(f"http://{address}/{page}", headers=bearer(ADMIN))
+            assert answer.status_code == 200
+            shown[f"{name}/{page}"] = answer.text
     shown["ui/state"] = (await http.get(f"{cluster.url}/ui/state", headers=bearer(ADMIN))).text
     status = [sys.executable, "-m", "isthmus_cli", "status", "--json", "--state-dir", str(cluster.state_dir)]
     done = await asyncio.to_thread(

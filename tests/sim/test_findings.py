@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from isthmus_shared.messages.work import SamplingParams
+from isthmus_sim.bus import MAX_PAYLOAD_BYTES
 from isthmus_sim.cluster import Cluster, Size
 from isthmus_sim.load import Ask, Outcome, prompt_of
 from isthmus_sim.loop import run_world
@@ -44,6 +45,27 @@ def test_workers_that_were_only_silent_are_routed_to_with_their_first_beat() -> 
             assert worker.process is not None
             worker.process.bus.heal()
         await asyncio.sleep(1.0)
+        outcome = await answered(cluster, 2)
+        assert (outcome.error, len(outcome.tokens)) == (None, 5)
+
+    in_a_cluster(main)
+
+
+def test_no_process_ends_because_the_bus_is_back_with_a_limit_that_its_messages_exceed() -> None:
+    """Seeds 16 and 56: heartbeats, and what the ingresses tell of latencies, ended the process that said them."""
+
+    async def main(cluster: Cluster) -> None:
+        broker = cluster.world.broker
+        assert (await answered(cluster, 1)).error is None
+        for limit in (100, MAX_PAYLOAD_BYTES):
+            broker.disconnect()
+            broker.max_payload_bytes = limit
+            broker.reconnect()
+            await cluster.nodes[0].crash()  # somebody has something to tell
+            await asyncio.sleep(4.0)
+            cluster.nodes[0].start()
+        await asyncio.sleep(6.0)
+        assert [each.name for each in cluster.services if each.process is None or each.process.task.done()] == []
         outcome = await answered(cluster, 2)
         assert (outcome.error, len(outcome.tokens)) == (None, 5)
 

@@ -12,7 +12,7 @@ from isthmus_kvrelay.core.staging import SlotState
 from isthmus_kvrelay.daemon.config import RelayConfig
 from isthmus_kvrelay.daemon.observed import HostCost, Observed
 from isthmus_kvrelay.daemon.relay_daemon import RelayDaemon
-from isthmus_shared.errors import BusDisconnected
+from isthmus_shared.errors import BusDisconnected, PayloadTooLarge
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import ProcessState, RelayHeartbeat, RelayRates, WorkerLost
 from isthmus_shared.messages.work import WorkerRef
@@ -60,7 +60,7 @@ class RelayService:
                 loops = [
                     tasks.create_task(runtime.heartbeat(subjects.HEARTBEAT_RELAY, self.heartbeat), name="heartbeat"),
                     tasks.create_task(self._tell_losses(), name="losses"),
-                    tasks.create_task(runtime.watch(subjects.RELAY_RATES, RelayRates, self._take_rates), name="rates"),
+                    tasks.create_task(runtime.watch(subjects.RELAY_RATES, RelayRates, self.take_rates), name="rates"),
                     tasks.create_task(self._observe(), name="observe"),
                     tasks.create_task(self.daemon.watch(), name="transport"),
                 ]
@@ -97,7 +97,7 @@ class RelayService:
         us = self._host_cost.us_per_chunk
         return us * 1e-6 / slot_bytes if us else None
 
-    async def _take_rates(self, rates: RelayRates) -> None:
+    async def take_rates(self, rates: RelayRates) -> None:
         if 0 < rates.epoch < self._epoch:
             self._runtime.log.warning("rates.stale", epoch=rates.epoch, seen=self._epoch)
             return
@@ -120,6 +120,10 @@ class RelayService:
                 except BusDisconnected:
                     await self._runtime.bus.wait_connected()
                     await asyncio.sleep(OTHERS_BACK_S)
+                except (
+                    PayloadTooLarge
+                ):  # the bus is back with a lower limit; heartbeats without the worker say the same
+                    self._losses.popleft()
                 else:
                     self._losses.popleft()
 
@@ -130,7 +134,7 @@ class RelayService:
                 while self._losses:
                     await self._runtime.bus.publish(subjects.WORKER_LOST, self._losses.popleft().encode())
                 await self._runtime.bus.publish(subjects.HEARTBEAT_RELAY, self.heartbeat().encode())
-        except (BusDisconnected, TimeoutError):
+        except (BusDisconnected, PayloadTooLarge, TimeoutError):
             self._runtime.log.warning("relay.left_unsaid", losses=len(self._losses))
 
     async def _observe(self) -> None:

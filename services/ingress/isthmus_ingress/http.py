@@ -56,7 +56,7 @@ class ApiApp:
             "/v1/chat/completions": GenerateEndpoint(frontend, limits, chat=True),
             "/v1/completions": GenerateEndpoint(frontend, limits, chat=False),
         }
-        self._pages = _pages(_Pages(runtime, frontend, limits), ui, sorted(self._generate))
+        self._pages = _pages(_Pages(runtime, frontend, limits, ui), ui, sorted(self._generate))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -136,8 +136,8 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 class _Pages:
-    def __init__(self, runtime: ServiceRuntime[Any], frontend: Frontend, limits: HttpLimits) -> None:
-        self._runtime, self._frontend, self._limits = runtime, frontend, limits
+    def __init__(self, runtime: ServiceRuntime[Any], frontend: Frontend, limits: HttpLimits, ui: UiPages) -> None:
+        self._runtime, self._frontend, self._limits, self._ui = runtime, frontend, limits, ui
 
     async def models(self, _request: Request) -> Response:
         return JSONResponse({"object": "list", "data": self._frontend.models()})
@@ -164,7 +164,9 @@ class _Pages:
         problems = self._runtime.problems()
         return JSONResponse({"ready": not problems, "problems": problems}, 503 if problems else 200)
 
-    async def metrics(self, _request: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
+        """Names every tenant and what it uses: as the state, no page for clients. The health port has it, too."""
+        self._ui.check_admin(request)
         self._runtime.metrics.bus_connected.set(self._runtime.bus.connected)
         return Response(self._runtime.metrics.exposition(), media_type=None, headers={"content-type": CONTENT_TYPE})
 

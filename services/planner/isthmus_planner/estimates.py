@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from isthmus_planner.cost.online import LiveCosts, StepCosts, StepEstimator, StepObservation
 from isthmus_shared.ids import Incarnation
-from isthmus_shared.messages.health import StepSample, WorkerHeartbeat
+from isthmus_shared.messages.health import Role, StepSample, WorkerHeartbeat
 
 STEADY_FADE = 0.99
 """With one step of each beat that is a memory of a minute or so: long enough for contexts to grow in it, so that what a
@@ -20,6 +20,7 @@ class _Learned:
     estimator: StepEstimator
     steady: StepEstimator
     model: str
+    roles: tuple[Role, ...]
     steps_total: int = 0
 
 
@@ -40,8 +41,12 @@ class Estimates:
         if learned is None or learned.model != beat.model:  # it is new, or has loaded another model
             told = 0 if learned is None else learned.steps_total
             steady = StepEstimator(self._prior, fade=STEADY_FADE)
-            learned = self._learned[beat.incarnation] = _Learned(StepEstimator(self._prior), steady, beat.model, told)
+            learned = _Learned(StepEstimator(self._prior), steady, beat.model, beat.roles, told)
+            self._learned[beat.incarnation] = learned
             self._live.pop(beat.incarnation, None)
+        if learned.roles != beat.roles:
+            learned.roles = beat.roles
+            learned.estimator.forget_share()
         new = beat.load.steps_total - learned.steps_total
         learned.steps_total = beat.load.steps_total
         samples = beat.load.steps if new < 0 else beat.load.steps[max(0, len(beat.load.steps) - new) :]

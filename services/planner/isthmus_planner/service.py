@@ -241,7 +241,8 @@ class PlannerService:
             lost = self._registry.sweep(self._now_s(), deaf=not self._runtime.bus.connected)
             for each in lost:
                 self._forget(each, "silent")
-                with contextlib.suppress(BusDisconnected):  # then nobody could hear it, and the ingresses see it too
+                # Then nobody could hear it, and the ingresses see it too.
+                with contextlib.suppress(BusDisconnected, PayloadTooLarge):
                     await self._runtime.bus.publish(subjects.WORKER_LOST, each.encode())
             alive = [worker.incarnation for worker in self._registry.workers]
             self._desk.keep(alive)

@@ -22,6 +22,8 @@ from isthmus_worker.requests import Phase
 START_S = 10.0
 FREED_S = 0.1
 """In an undisturbed cluster, from a request's end until nobody holds anything for it."""
+PROGRESS_S = 2.0
+"""Longest request of an undisturbed cluster, whatever else is asked for: five times what any of them takes."""
 LEASE_S = REQUEST_TIMEOUT_S + INGRESS_LOST_S + 1.0
 """Whatever was lost on the way: by then every deadline and every dead ingress' silence has run out."""
 POLL_S = 0.01
@@ -60,7 +62,6 @@ class Cluster:
         self.stored = Stored()
         self.outcomes: list[Outcome] = []
         self.outages = 0
-        self.slowest_calm_s = 0.0
         self._clients: dict[asyncio.Task[None], tuple[SimIngress, Outcome]] = {}
         self._disturbances = 0
         self._disturbed_until_s = 0.0
@@ -122,6 +123,8 @@ class Cluster:
         await asyncio.sleep(FREED_S)
         if calm_since_s is not None and self._calm and self._disturbed_until_s <= calm_since_s:
             self.world.problems += [f"{FREED_S} s after {ask.name} ended, {held}" for held in self._held_for(ask)]
+            if outcome.took_s > PROGRESS_S:
+                self.world.problems.append(f"{ask.name} took {outcome.took_s:.3f} s in an undisturbed cluster")
         return outcome
 
     def cut_clients(self, ingress: SimIngress) -> None:

@@ -60,6 +60,10 @@ class Outcome:
     """Its ingress died: it saw its connection close."""
 
     @property
+    def took_s(self) -> float:
+        return 0.0 if self.ended_s is None else self.ended_s - self.began_s
+
+    @property
     def request_text(self) -> str:
         wanted = self.ask.sampling.max_tokens
         return f"{self.ask.name} ({len(self.ask.prompt)} + {wanted} tokens, got {len(self.tokens)})"

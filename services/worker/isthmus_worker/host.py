@@ -121,7 +121,7 @@ class WorkerHost:
                 for loop in loops:
                     loop.cancel()
         finally:
-            with contextlib.suppress(BusDisconnected):
+            with contextlib.suppress(BusDisconnected, PayloadTooLarge):
                 lost = WorkerLost(worker=self.worker, why=why)
                 await self._runtime.bus.publish(subjects.WORKER_LOST, lost.encode())
             await self._engine.stop()  # before the relay, so that what is cut short is given back in order
@@ -226,7 +226,7 @@ class WorkerHost:
         await self._start_engine()
 
     async def _move_away(self, why: str) -> None:
-        with contextlib.suppress(BusDisconnected):  # then they finish here
+        with contextlib.suppress(BusDisconnected, PayloadTooLarge):  # then they finish here
             message = MoveRequests(worker=self.worker, why=why)
             await self._runtime.bus.publish(subjects.MOVE_REQUESTS, message.encode())
 

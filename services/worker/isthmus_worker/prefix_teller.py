@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from isthmus_shared.bus.port import Bus
 from isthmus_shared.engines.prefix_log import PrefixLog
-from isthmus_shared.errors import BusDisconnected, Fault, StaleParty
+from isthmus_shared.errors import BusDisconnected, Fault, PayloadTooLarge, StaleParty
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.prefix import (
     MAX_SNAPSHOT_HASHES,
@@ -90,5 +90,5 @@ class PrefixTeller:
     async def _send(self, news: Sequence[PrefixEvents]) -> None:
         async with self._sending:  # in order, whoever sends
             for event in news:
-                with contextlib.suppress(BusDisconnected):
+                with contextlib.suppress(BusDisconnected, PayloadTooLarge):  # a gap, which planners ask about
                     await self._bus.publish(subjects.PREFIX_EVENTS, event.encode())

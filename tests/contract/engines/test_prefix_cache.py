@@ -23,7 +23,7 @@ def whole_blocks(engine: Harness, tokens: int) -> int:
     return (tokens - 1) // engine.info.kv_block_tokens * engine.info.kv_block_tokens
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 17, 64, 65, 128, 129, 300])
+@pytest.mark.parametrize("tokens", [1, 16, 17, 64, 65, 200])
 async def test_a_prompt_that_comes_again_is_computed_from_its_last_whole_block_on(
     make: Make, form: str, tokens: int
 ) -> None:
@@ -50,7 +50,7 @@ async def test_prompts_that_share_a_beginning_share_its_blocks_only(make: Make, 
             assert_same_output(got, wanted)
 
 
-@pytest.mark.parametrize("tokens", [65, 300, 1000])
+@pytest.mark.parametrize("tokens", [65, 400])
 async def test_a_cached_prefix_crosses_with_the_rest(make: Make, producer: str, consumer: str, tokens: int) -> None:
     prompt = prompt_of(tokens, seed=tokens)
     async with make(producer, prefill_chunk_tokens=48) as a, make(consumer) as b:
@@ -67,8 +67,8 @@ async def test_a_cached_prefix_crosses_with_the_rest(make: Make, producer: str, 
 async def test_what_was_loaded_is_nobody_elses_prefix(make: Make, producer: str, consumer: str) -> None:
     prompt = prompt_of(400)  # longer than the windows: what they hide never crosses
     async with make(producer) as a, make(consumer) as b:
-        handed = await hand_over(a, b, "handed", prompt, max_tokens=80)
-        here = await b.run(ask("here", prompt, max_tokens=80))
+        handed = await hand_over(a, b, "handed", prompt, max_tokens=40)
+        here = await b.run(ask("here", prompt, max_tokens=40))
         assert here.cached == 0
         assert_same_output(here, handed)
 
@@ -104,14 +104,14 @@ async def test_off_means_off(make: Make, form: str) -> None:
 
 async def test_many_at_once_share_one_beginning(make: Make, form: str) -> None:
     shared = prompt_of(250)
-    prompts = [[*shared, *prompt_of(10 + 7 * i, seed=i)] for i in range(8)]
+    prompts = [[*shared, *prompt_of(10 + 7 * i, seed=i)] for i in range(6)]
     async with make(form, prefill_chunk_tokens=64) as engine:
-        wanted = [await engine.run(ask(f"w-{i}", p, salt="alone", max_tokens=20)) for i, p in enumerate(prompts)]
-        got = await asyncio.gather(*(engine.run(ask(f"r-{i}", p, max_tokens=20)) for i, p in enumerate(prompts)))
+        wanted = [await engine.run(ask(f"w-{i}", p, salt="alone", max_tokens=8)) for i, p in enumerate(prompts)]
+        got = await asyncio.gather(*(engine.run(ask(f"r-{i}", p, max_tokens=8)) for i, p in enumerate(prompts)))
         for one, other in zip(got, wanted, strict=True):
             assert_same_output(one, other)
-        again = await engine.run(ask("again", prompts[7]))
-        assert again.cached == whole_blocks(engine, len(prompts[7]))
+        again = await engine.run(ask("again", prompts[5]))
+        assert again.cached == whole_blocks(engine, len(prompts[5]))
         engine.assert_empty()
 
 
@@ -133,21 +133,21 @@ async def test_one_that_is_aborted_leaves_the_others_their_blocks(make: Make, fo
 
 async def test_a_tight_cache_gives_its_kept_blocks_away_and_stays_right(make: Make, form: str) -> None:
     shared = prompt_of(64)
-    prompts = [[*shared, *prompt_of(20 + i, seed=i)] for i in range(5)]
+    prompts = [[*shared, *prompt_of(20 + i, seed=i)] for i in range(4)]
     async with make(form) as roomy:
-        wanted = [await roomy.run(ask(f"w-{i}", p, max_tokens=70)) for i, p in enumerate(prompts)]
-    async with make(form, kv_blocks=384 // roomy.info.kv_block_tokens) as tight:
-        for attempt in range(3):
-            runs = [tight.run(ask(f"r-{attempt}-{i}", p, max_tokens=70)) for i, p in enumerate(prompts)]
+        wanted = [await roomy.run(ask(f"w-{i}", p, max_tokens=50)) for i, p in enumerate(prompts)]
+    async with make(form, kv_blocks=256 // roomy.info.kv_block_tokens) as tight:
+        for attempt in range(2):
+            runs = [tight.run(ask(f"r-{attempt}-{i}", p, max_tokens=50)) for i, p in enumerate(prompts)]
             for one, other in zip(await asyncio.gather(*runs), wanted, strict=True):
                 assert_same_output(one, other)
             tight.assert_empty()
         assert tight.engine.preemptions > 0
-        others = [await tight.run(ask(f"o-{i}", prompt_of(150, seed=50 + i))) for i in range(6)]
+        others = [await tight.run(ask(f"o-{i}", prompt_of(150, seed=50 + i))) for i in range(3)]
         assert all(outcome.finish is FinishReason.LENGTH for outcome in others)
         tight.assert_empty()
         for i, prompt in enumerate(prompts):
-            assert_same_output(await tight.run(ask(f"last-{i}", prompt, max_tokens=70)), wanted[i])
+            assert_same_output(await tight.run(ask(f"last-{i}", prompt, max_tokens=50)), wanted[i])
 
 
 async def test_what_is_cached_is_told_as_prefixes_of_64_tokens(make: Make, form: str) -> None:

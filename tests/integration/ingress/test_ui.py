@@ -129,4 +129,5 @@ async def test_the_state_is_for_admins_once_there_are_keys(
     async with ingress_stack(folder, "ok", settings=settings) as (ingress, _, _broker), http_of(ingress) as http:
         response = await http.get("/ui/state", headers=headers)
         assert response.status_code == status
+        assert (await http.get("/metrics", headers=headers)).status_code == status
         assert (await http.get("/ui")).status_code == 200

@@ -19,6 +19,8 @@ from typing import Any
 from unittest.mock import patch
 
 from isthmus_ingress.saga import Saga
+from isthmus_ingress.saga_base import SagaBase
+from isthmus_ingress.saga_parties import Attempt
 from isthmus_kvrelay.core.credit import Credits
 from isthmus_kvrelay.core.quarantine import Quarantine
 from isthmus_planner.leader.lease import Lease
@@ -66,8 +68,8 @@ MUTANTS = (
     ),
     Mutant(
         "lost-cancel",
-        Saga,
-        "_cancel_parties",
+        SagaBase,
+        "_end_party",
         (
             (
                 "self._effects.append(SendCancel(party.worker, party.generation, reason))",
@@ -79,9 +81,9 @@ MUTANTS = (
     ),
     Mutant(
         "stale-tokens",
-        Saga,
-        "_on_output",
-        (("or seq.generation != self.generation", ""),),
+        Attempt,
+        "party",
+        ((" and party.generation == generation", ""),),
         "an ingress takes the tokens of an older attempt",
     ),
     Mutant(
@@ -118,8 +120,8 @@ MUTANTS = (
         "_free",
         (
             (
-                "self._closing[record.engine_id] = _Closing(record.transfer_id, record.generation, fault)",
-                "await self._abort_transfer(record.transfer_id, record.generation, fault)",
+                "self._closing[record.engine_id] = _Closing(record, fault)",
+                "await self._abort_transfer(record.flow, fault)",
             ),
         ),
         "a transfer is given up at the relay while the engine may still touch its slots",
@@ -139,7 +141,7 @@ MUTANTS = (
 )
 
 
-def _between(saga: Saga) -> bool:
+def _between(saga: SagaBase) -> bool:
     attempt = saga._attempt
     prefill = None if attempt is None else attempt.parties.get(Role.PREFILL)
     return attempt is not None and prefill is not None and prefill.handed_off and not attempt.decode_heard

@@ -150,3 +150,39 @@ def test_the_worker_whose_steps_are_learned_to_be_cheaper_is_chosen() -> None:
     chosen = choose(request, view, lambda: Known(frozenset(), warm=True), Incarnation("planner"), 0.0).route
     assert chosen.prefill is not None
     assert (chosen.prefill.worker_id, chosen.decode.worker_id) == ("p2", "d2")
+
+
+def test_a_worker_that_takes_another_role_is_not_taken_to_prefill_all_the_time() -> None:
+    """Else a new decode worker is predicted to be ten times as slow as it is, and gets nothing to prove otherwise."""
+    estimates = Estimates(prior_costs(DEFAULTS))
+    prompts = [StepSample(step_s=0.3, decode_sequences=0, prefill_tokens=256, kv_tokens=0) for _ in range(8)]
+    prefilled = beat("w", *prompts, total=8, role=Role.PREFILL)
+    estimates.beat(prefilled)
+    assert estimates.live()[prefilled.incarnation].prefill_share > 0.3
+    estimates.beat(beat("w", *prompts, total=8, role=Role.DECODE))
+    assert estimates.live()[prefilled.incarnation].prefill_share == 0.0
+
+
+def test_a_worker_that_loads_another_model_is_learned_anew() -> None:
+    estimates = Estimates(prior_costs(DEFAULTS))
+    first = beat("w", *[sample(index) for index in range(8)], total=8)
+    estimates.beat(first)
+    other = first.model_copy(update={"model": "other"})
+    estimates.beat(other)
+    assert first.incarnation not in estimates.live(), "those steps were the other model's"
+    estimates.beat(other.model_copy(update={"load": other.load.model_copy(update={"steps_total": 10})}))
+    assert estimates.live()[first.incarnation].decode_seen == 2
+
+
+def test_costs_beyond_the_present_load_are_known_from_what_was_seen_before() -> None:
+    """A context that has grown over a minute tells what its tokens cost; the latest seconds alone do not."""
+    estimates = Estimates(prior_costs(DEFAULTS))
+    truth = StepCosts(base_s=6e-3, per_sequence_s=30e-6, per_kv_token_s=50e-9, per_prefill_token_s=10e-6)
+    for number in range(150):
+        sequences, tokens = 8 + number % 5, (8 + number % 5) * (1000 + 25 * number)
+        step = StepSample(
+            step_s=truth.step_s(sequences, tokens), decode_sequences=sequences, prefill_tokens=0, kv_tokens=tokens
+        )
+        estimates.beat(beat("w", step, total=number + 1))
+    steady = estimates.steady()[Incarnation("life-w")].costs
+    assert steady.step_s(32, 32 * 8000) == pytest.approx(truth.step_s(32, 32 * 8000), rel=0.1)

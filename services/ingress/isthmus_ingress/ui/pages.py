@@ -62,10 +62,11 @@ class UiPages:
 
     async def _snapshot(self, request: Request) -> Response:
         """Raises `Unauthorized`."""
-        self._check(request)
+        self.check_admin(request)
         return JSONResponse(await self._state.snapshot(), headers={"cache-control": "no-store"})
 
-    def _check(self, request: Request) -> None:
+    def check_admin(self, request: Request) -> None:
+        """Raises `Unauthorized` for whoever may not see what all clients do."""
         if self._closed:
             raise Unauthorized(
                 "the cluster's state is not shown to clients",

@@ -140,6 +140,10 @@ class StepEstimator:
         self._busy_s = SHARE_FADE * self._busy_s + seen.step_s
         return True
 
+    def forget_share(self) -> None:
+        """It has another role: what its steps' time went to says nothing of what it will go to."""
+        self._busy_s = self._prompts_s = 0.0
+
     def check_invariants(self) -> None:
         assert all(ratio >= 0 and math.isfinite(ratio) for ratio in self._ratios)
         assert 0 <= self._scatter <= 1

@@ -18,7 +18,7 @@ from isthmus_planner.roles.models import Allocator, ModelChange, ModelPolicy, Mo
 from isthmus_planner.roles.rates import Receiver, Sender, lane_rates
 from isthmus_planner.roles.workers import abilities, pools
 from isthmus_shared.config import ServiceConfig
-from isthmus_shared.errors import BusDisconnected, IsthmusError
+from isthmus_shared.errors import BusDisconnected, IsthmusError, PayloadTooLarge
 from isthmus_shared.ids import Incarnation, WorkerId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.assign import AssignRoles
@@ -238,7 +238,7 @@ class RoleLoop:
         if not lanes or epoch is None:
             return
         rates = RelayRates(lanes=lanes, epoch=epoch, valid_s=RATES_VALID_S)
-        with contextlib.suppress(BusDisconnected):  # the lanes' own feedback holds meanwhile
+        with contextlib.suppress(BusDisconnected, PayloadTooLarge):  # the lanes' own feedback holds meanwhile
             await self._runtime.bus.publish(subjects.RELAY_RATES, rates.encode())
 
     def _host_costs(self) -> dict[Incarnation, float | None]:
