@@ -220,7 +220,7 @@ def _unknown(cls: type[ServiceConfig], name: str, value: str, names: Mapping[str
 
 def _invalid(cls: type[ServiceConfig], detail: Any, environ: Mapping[str, str]) -> tuple[str, str]:
     if not detail["loc"]:
-        return "", str(detail["msg"])  # a rule over several fields; its text names them
+        return "", _said(detail)  # a rule over several fields; its text names them
     field = str(detail["loc"][0])
     name = env_name(cls, field)
     shown = name if environ.get(name) else STANDARD_NAMES.get(field, name)
@@ -228,7 +228,11 @@ def _invalid(cls: type[ServiceConfig], detail: Any, environ: Mapping[str, str]) 
     if not environ.get(shown):
         return name, f"{name} is not set; required: {info.description or field}; allowed: {allowed_text(info)}"
     value = MASK if _secrecy(info) else repr(environ[shown])
-    return name, f"{shown}={value}: {detail['msg']}; allowed: {allowed_text(info)}"
+    return name, f"{shown}={value}: {_said(detail)}; allowed: {allowed_text(info)}"
+
+
+def _said(detail: Any) -> str:
+    return str(detail["msg"]).removeprefix("Value error, ")
 
 
 def _split(text: str, field: FieldInfo) -> Any:

@@ -141,6 +141,7 @@ def load(
             trace_format=trace_format,
             speed=speed,
         )
+        _check_places(trace, out, plot_file)
         with working(f"load on {run.target.host}:{run.target.port}: {run.kind}"):
             report = _run(run)
         figures = json.dumps(report.as_json(url=url, load=run.kind), indent=1)
@@ -154,6 +155,15 @@ def load(
     except IsthmusError as error:
         fail(error, Exit.FAILED)
     _judge(report, least_goodput)
+
+
+def _check_places(trace: Path | None, *written: Path | None) -> None:
+    """Before the load, which may take long."""
+    if trace is not None and not trace.exists():
+        raise ConfigInvalid(f"{trace} cannot be read", why="there is no such file")
+    for path in written:
+        if path is not None and not path.parent.is_dir():
+            raise ConfigInvalid(f"{path} cannot be written", why=f"there is no folder {path.parent}")
 
 
 def _judge(report: Report, least_goodput: float | None) -> None:
@@ -179,6 +189,7 @@ def _run(run: Run) -> Report:
 
 async def _measure(run: Run) -> Report:
     report = Report(run.targets, float("inf"))
+    invalid: BaseExceptionGroup[ConfigInvalid] | None = None
     load = Load(run.target, run.asking, report.take, timeout_s=run.timeout_s, seed=run.seed)
     first = await load.once(run.shape if run.trace is None else Shape(PROBE_WORDS, 1))
     if first.error is not None:
@@ -195,8 +206,18 @@ async def _measure(run: Run) -> Report:
     else:
         tokens_per_word = max(first.prompt_tokens, PROBE_WORDS) / PROBE_WORDS
         report.until_s = float("inf")  # of an open loop, what came late counts most
-        await load.open_loop(_arrivals(run, seconds, tokens_per_word))
+        try:
+            await load.open_loop(_arrivals(run, seconds, tokens_per_word))
+        except* ConfigInvalid as group:  # of a trace, which is read while it is replayed
+            invalid = group
+    if invalid is not None:
+        raise _leaf(invalid)
     return report
+
+
+def _leaf(group: BaseExceptionGroup[ConfigInvalid]) -> ConfigInvalid:
+    first = group.exceptions[0]
+    return _leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _arrivals(run: Run, seconds: float, tokens_per_word: float) -> Iterator[Arrival]:
@@ -218,5 +239,7 @@ def _trace(path: Path, kind: TraceFormat) -> Iterator[tuple[float, int, int]]:
         with path.open(encoding="utf-8", newline="") as lines:
             for batch in reader(lines):
                 yield from zip(batch.at_s.tolist(), batch.isl_tokens.tolist(), batch.osl_tokens.tolist(), strict=True)
-    except (OSError, UnicodeDecodeError, ScenarioError) as error:
+    except OSError as error:
+        raise ConfigInvalid(f"{path} cannot be read", why=error.strerror or str(error)) from error
+    except (UnicodeDecodeError, ScenarioError) as error:
         raise ConfigInvalid(f"{path} is no {kind} trace", why=str(error)) from error

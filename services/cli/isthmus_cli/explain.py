@@ -24,6 +24,9 @@ ANSWER_S = 1.0
 OTHERS_S = 0.2
 """And for the others, after it: a request that was planned anew may have been routed by several."""
 
+ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
+"""Which an answer's `id` has before that of the request."""
+
 
 async def fetch(bus_url: str, request: str) -> list[Explanation]:
     """Oldest first. Raises `NoResponders` without a planner, `InvalidRequest` when none knows the request."""
@@ -33,6 +36,22 @@ async def fetch(bus_url: str, request: str) -> list[Explanation]:
 
 
 async def ask(bus: Bus, request: str, *, answer_s: float = ANSWER_S, others_s: float = OTHERS_S) -> list[Explanation]:
+    found = await _ask(bus, request, answer_s, others_s)
+    for prefix in ANSWER_PREFIXES:
+        if not found and request.startswith(prefix):
+            found = await _ask(bus, request.removeprefix(prefix), answer_s, others_s)
+    if not found:
+        raise InvalidRequest(
+            f"no planner knows the request {request!r}",
+            why="they keep the latest 4096 that they have routed, and only while they live; "
+            "one that the ingress refused never came to them",
+            todo="give the id of the answer's x-request-id header, soon after the request",
+            param="request_id",
+        )
+    return found
+
+
+async def _ask(bus: Bus, request: str, answer_s: float, others_s: float) -> list[Explanation]:
     found: list[Explanation] = []
     question = ExplainRequest(request_id=RequestId(request)).encode()
     inbox = bus.new_inbox()
@@ -41,13 +60,6 @@ async def ask(bus: Bus, request: str, *, answer_s: float = ANSWER_S, others_s: f
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(answer_s) as bound:
                 await _collect(answers, found, bound, others_s)
-    if not found:
-        raise InvalidRequest(
-            f"no planner knows the request {request!r}",
-            why="they keep the latest 4096 that they have routed, and only while they live",
-            todo="give the id of the answer's x-request-id header, soon after the request",
-            param="request_id",
-        )
     return sorted(found, key=lambda each: -each.age_s)
 
 

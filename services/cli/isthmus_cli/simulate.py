@@ -48,6 +48,10 @@ def simulate(
     except ImportError as error:
         todo = "install it with: pip install 'isthmus[local]'"
         fail(ConfigInvalid(f"`isthmus sim` needs {error.name}", todo=todo), Exit.INVALID)
+    if seed is not None and schedule is not None:
+        fail(
+            ConfigInvalid("what is to run?", why="--seed and --schedule are both given", todo="give one"), Exit.INVALID
+        )
     say: Say = _nothing if as_json else _say
     try:
         one = _read(schedule) if schedule is not None else None if seed is None else draw_plan(seed)
@@ -101,7 +105,7 @@ def _read(path: Path) -> Plan:
             raise ConfigInvalid(f"{path} has more than {MAX_FILE_BYTES} bytes", todo=todo)
         return Plan.from_json(json.loads(path.read_text()))
     except OSError as error:
-        raise ConfigInvalid(f"cannot read {path}", why=str(error), todo=todo) from error
+        raise ConfigInvalid(f"cannot read {path}", why=error.strerror or str(error), todo=todo) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigInvalid(f"{path} holds no schedule", why=why, todo=todo) from error

@@ -87,14 +87,18 @@ class IngressConfig(ServiceConfig):
         try:
             folders = parse_model_folders(self.models)
         except ConfigInvalid as error:
-            raise ValueError(error.text) from error
+            raise ValueError(f"ISTHMUS_INGRESS_MODELS: {error.text}") from error
         bare = [name for name, folder in folders.items() if folder is None]
         if bare:
-            raise ValueError(f"models has no folder for {bare[0]!r}; write {bare[0]}=folder")
+            raise ValueError(f"ISTHMUS_INGRESS_MODELS has no folder for {bare[0]!r}; write {bare[0]}=folder")
         if folders and self.model_name is None:
-            raise ValueError("models needs ISTHMUS_INGRESS_MODEL_NAME, the name of the model in ISTHMUS_INGRESS_MODEL")
+            raise ValueError(
+                "ISTHMUS_INGRESS_MODELS needs ISTHMUS_INGRESS_MODEL_NAME, the name of the one in ISTHMUS_INGRESS_MODEL"
+            )
         if self.model_name in folders:
-            raise ValueError(f"models names {self.model_name!r}, which is ISTHMUS_INGRESS_MODEL_NAME already")
+            raise ValueError(
+                f"ISTHMUS_INGRESS_MODELS names {self.model_name!r}, which is ISTHMUS_INGRESS_MODEL_NAME already"
+            )
         return self
 
     @property

@@ -131,12 +131,14 @@ class WorkerConfig(EngineSettings):
         try:
             folders = parse_model_folders(self.models)
         except ConfigInvalid as error:
-            raise ValueError(error.text) from error
+            raise ValueError(f"ISTHMUS_WORKER_MODELS: {error.text}") from error
         if folders and self.kind is EngineKind.VLLM:
-            raise ValueError("models cannot be changed while vLLM runs; start another worker for another model")
+            raise ValueError(
+                "ISTHMUS_WORKER_MODELS: none can be loaded while vLLM runs; start another worker for another model"
+            )
         bare = [name for name, folder in folders.items() if folder is None]
         if bare and self.kind is not EngineKind.SIM:
-            raise ValueError(f"models has no folder for {bare[0]!r}; write {bare[0]}=folder")
+            raise ValueError(f"ISTHMUS_WORKER_MODELS has no folder for {bare[0]!r}; write {bare[0]}=folder")
         return self
 
     @property

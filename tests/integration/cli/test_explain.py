@@ -58,7 +58,7 @@ async def route(bus: Bus, name: str) -> RouteReply:
 async def told(bus: Bus, name: str, *, with_outcome: bool) -> list[Explanation]:
     async with asyncio.timeout(WAIT_S):
         while True:
-            found = await explain.ask(bus, name, answer_s=WAIT_S, others_s=0.05)
+            found = await explain.ask(bus, name, answer_s=1.0, others_s=0.05)
             if not with_outcome or found[-1].outcome is not None:
                 return found
 
@@ -71,6 +71,7 @@ async def test_a_route_is_explained_and_afterwards_what_happened() -> None:
         assert before.chosen is not None
         assert before.chosen.predicted == reply.route.predicted
         assert before.outcome is None
+        assert [each.request_id for each in await told(bus, "chatcmpl-mine", with_outcome=False)] == ["mine~1"]
         outcome = Outcome(
             request_id=RequestId("mine~1"),
             model="demo",

@@ -82,7 +82,7 @@ def test_what_does_not_name_the_models_is_refused() -> None:
     config = IngressConfig.load({**known, "ISTHMUS_INGRESS_MODELS": "b=/models/b,c=/models/c"})
     assert config.more_models == {"b": Path("/models/b"), "c": Path("/models/c")}
     for wrong in ("b", "b=", "a=/models/b", "b=/x,b=/y"):
-        with pytest.raises(ConfigInvalid, match="model"):
+        with pytest.raises(ConfigInvalid, match="ISTHMUS_INGRESS_MODELS"):
             IngressConfig.load({**known, "ISTHMUS_INGRESS_MODELS": wrong})
     with pytest.raises(ConfigInvalid, match="ISTHMUS_INGRESS_MODEL_NAME"):
         IngressConfig.load({"ISTHMUS_INGRESS_MODEL": "/models/a", "ISTHMUS_INGRESS_MODELS": "b=/models/b"})

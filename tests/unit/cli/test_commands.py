@@ -16,6 +16,7 @@ from isthmus_shared.bus.login import BusLogin
 from isthmus_shared.config import ServiceConfig
 from isthmus_shared.engines.config import EngineKind
 from isthmus_shared.engines.vllm.arguments import parse
+from isthmus_shared.errors import ConfigInvalid
 from isthmus_worker.config import WorkerConfig
 
 SECRETS = Path("/run/x/secrets")
@@ -140,3 +141,15 @@ def test_the_example_runs_vllm_on_one_node_and_the_reference_engine_on_the_other
     assert (prefill.kind, decode.kind) == (EngineKind.VLLM, EngineKind.REFERENCE)
     assert parse(prefill.vllm_args)["kv_cache_memory_bytes"] == 64 << 20
     assert "max_batch" not in prefill.model_fields_set  # vLLM's own default holds
+
+
+@pytest.mark.parametrize(("text", "why"), [("x", "names no model"), ("x=", "no folder for 'x'")])
+def test_wrong_models_are_refused_with_the_name_of_the_variable(text: str, why: str) -> None:
+    with pytest.raises(ConfigInvalid) as ingress:
+        IngressConfig.load({"ISTHMUS_INGRESS_MODEL": "/m", "ISTHMUS_INGRESS_MODELS": text})
+    with pytest.raises(ConfigInvalid) as worker:
+        WorkerConfig.load({"ISTHMUS_WORKER_ID": "w", "ISTHMUS_ENGINE_MODEL": "/m", "ISTHMUS_WORKER_MODELS": text})
+    for name, caught in ("ISTHMUS_INGRESS_MODELS", ingress), ("ISTHMUS_WORKER_MODELS", worker):
+        assert name in caught.value.text
+        assert why in caught.value.text
+        assert "Value error" not in caught.value.text

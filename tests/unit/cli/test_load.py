@@ -14,13 +14,16 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from isthmus_cli.exits import Exit
 from isthmus_cli.load.connection import LoadConnection, Outcome, connect
 from isthmus_cli.load.histogram import Histogram
 from isthmus_cli.load.plan import Arrival, Asking, Shape, constant, poisson, replayed
 from isthmus_cli.load.report import Report, Targets
 from isthmus_cli.load.runner import Load
 from isthmus_cli.load.target import Target, parse_target
+from isthmus_cli.main import app
 from isthmus_shared.errors import ConfigInvalid
 
 WAIT_S = 20.0
@@ -200,6 +203,26 @@ def test_arrivals_have_their_rate_and_a_trace_its_times() -> None:
     trace = [(0.0, 100, 5), (4.0, 1, 6), (9.0, 50, 7)]
     found = list(replayed(trace, speed=2, seconds=3, tokens_per_word=2.0))
     assert found == [Arrival(0.0, Shape(50, 5)), Arrival(2.0, Shape(1, 6))]
+
+
+async def test_a_trace_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(b"\x00\xa1 no trace")
+    async with server([answer(STREAM)] * 4) as target:
+        arguments = ["bench", "load", f"http://{target.host}:{target.port}/v1", "--model", "m", "--trace", str(trace)]
+        done = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+    assert done.exit_code == Exit.INVALID
+    (line,) = done.stderr.splitlines()
+    assert f"{trace} is no mooncake trace" in line
+
+
+@pytest.mark.parametrize(("option", "why"), [("--trace", "no such file"), ("--out", "folder"), ("--plot", "folder")])
+def test_a_place_that_is_not_there_is_told_before_the_load(tmp_path: Path, option: str, why: str) -> None:
+    load = [] if option == "--trace" else ["--clients", "1"]
+    arguments = ["bench", "load", "http://127.0.0.1:1/v1", *load, option, str(tmp_path / "none" / "x.png")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == Exit.INVALID
+    assert why in done.stderr
 
 
 def test_requests_are_what_was_asked_for() -> None:

@@ -74,3 +74,9 @@ def test_a_missing_schedule_is_refused_by_name(tmp_path: Path) -> None:
     code, _, err = isthmus_sim("--schedule", str(tmp_path / "none.json"))
     assert code == Exit.INVALID
     assert "cannot read" in err
+
+
+def test_a_seed_and_a_schedule_at_once_are_refused(tmp_path: Path) -> None:
+    code, out, err = isthmus_sim("--seed", "3", "--schedule", str(tmp_path / "any.json"))
+    assert (code, out) == (Exit.INVALID, "")
+    assert "--seed and --schedule are both given" in err

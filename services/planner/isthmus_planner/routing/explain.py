@@ -25,7 +25,8 @@ from isthmus_shared.messages.work import WorkerRef
 
 KEPT_REQUESTS = 4096
 KEPT_ROUTES = 8
-"""Of one request, the latest: it is routed anew after each failure, and again and again while it waits in line."""
+"""Of one request, the latest: it is routed anew after each failure. Of refusals in a row, while it waits for a
+worker, the last stands for all, so that they don't push out how it went before."""
 MAX_TOLD = 2 * KEPT_ROUTES
 """In one answer: the latest."""
 
@@ -108,6 +109,8 @@ class Explanations:
         kept = self._kept.get(request)
         if kept is not None:
             kept.routes[-1].refused, kept.routes[-1].final = error.text, True
+            if len(kept.routes) > 1 and kept.routes[-2].refused:
+                del kept.routes[-2]
 
     def outcome(self, outcome: Outcome) -> None:
         kept = self._kept.get(outcome.request_id)
@@ -149,7 +152,7 @@ class Explanations:
             self._by_client.setdefault(asked_as(request.request_id), set()).add(request.request_id)
             if len(self._kept) > self._keep:
                 self._forget_oldest()
-        if kept.routes and not kept.routes[-1].final:
+        if kept.routes and (not kept.routes[-1].final or (kept.routes[-1].refused and routed.refused)):
             kept.routes.pop()
         kept.routes.append(routed)
         del kept.routes[:-KEPT_ROUTES]

@@ -81,6 +81,19 @@ def test_an_ask_that_was_not_carried_out_is_replaced_by_the_next() -> None:
     assert len(kept.of(RequestId("r"), 30.0)) == KEPT_ROUTES
 
 
+def test_refusals_in_a_row_do_not_push_out_the_route_before_them() -> None:
+    view = view_of(WORKERS)
+    kept = routed(view)
+    for at_s in range(2, 2 + 2 * KEPT_ROUTES):
+        kept.choose(ask(1000), view, known, at_s)
+        kept.refused(RequestId("r"), Unavailable("no decode worker"))
+    kept.choose(ask(1000), view, known, 30.0)
+    kept.committed(RequestId("r"))
+    told = kept.of(RequestId("r"), 31.0)
+    assert [each.age_s for each in told] == [30.0, 31.0 - (1 + 2 * KEPT_ROUTES), 1.0]
+    assert [each.chosen is None for each in told] == [False, True, False]
+
+
 def test_a_refusal_is_told_with_its_reason() -> None:
     view, kept = view_of(WORKERS[:2]), Explanations(PLANNER)
     with pytest.raises(Unavailable):
