@@ -215,11 +215,11 @@ $(VLLM_VENV)/.made: tools/vllm/requirements-lean.txt tools/vllm/requirements-eng
 
 test-vllm: $(VLLM_VENV)/.made  ## everything on real vLLM, which is installed first (ARGS="-k llama")
 	@$(PYTEST_VLLM) tests/vllm $(ARGS)
-	@$(PYTEST_VLLM) -p no:warnings tests/contract/engines/test_tokens.py tests/contract/engines/test_endings.py --engines vllm $(ARGS)
+	@$(PYTEST_VLLM) -p no:warnings tests/contract/engines/test_tokens.py tests/contract/engines/test_endings.py tests/contract/engines/test_resuming.py --engines vllm $(ARGS)
 
 test-vllm-part: $(VLLM_VENV)/.made  ## of that, what takes two minutes: the engine contract and the connector in vLLM's scheduler
 	@$(PYTEST_VLLM) tests/vllm/test_connector_scheduler.py tests/vllm/test_metric_names.py $(ARGS)
-	@$(PYTEST_VLLM) -p no:warnings tests/contract/engines/test_tokens.py tests/contract/engines/test_endings.py --engines vllm $(ARGS)
+	@$(PYTEST_VLLM) -p no:warnings tests/contract/engines/test_tokens.py tests/contract/engines/test_endings.py tests/contract/engines/test_resuming.py --engines vllm $(ARGS)
 
 bench-vllm: $(VLLM_VENV)/.made  ## what arriving KV costs the sequences that a vLLM engine decodes; time in the connector's hooks
 	@OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python bench/vllm_connector.py --json bench-vllm.json $(ARGS)

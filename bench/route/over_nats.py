@@ -14,6 +14,7 @@ import os
 import random
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -163,6 +164,10 @@ class Asking(asyncio.Protocol):
         return b"PUB %s %s %d\r\n%s\r\n" % (subjects.ROUTE.encode(), inbox, len(payload), payload)
 
 
+def _given(asker: Asking) -> Asking:
+    return asker
+
+
 async def ask(url: str, clients: int, under_way: int, seconds: float) -> None:
     """Prints a line when it is warm, and then what it found."""
     loop, parts = asyncio.get_running_loop(), urlsplit(url)
@@ -171,7 +176,7 @@ async def ask(url: str, clients: int, under_way: int, seconds: float) -> None:
     for number in range(clients):
         payloads = [request(1000 * number + n, rng, targets=False).encode() for n in range(1000)]
         asker = Asking(number, under_way, payloads)
-        await loop.create_connection(lambda asker=asker: asker, parts.hostname, parts.port)  # type: ignore[misc]
+        await loop.create_connection(partial(_given, asker), parts.hostname or "127.0.0.1", parts.port or 4222)
         askers.append(asker)
     await asyncio.sleep(WARM_S)
     for asker in askers:

@@ -13,6 +13,7 @@ from isthmus_shared.engines.sequence import Batch, Phase, Sequence, Work
 from isthmus_shared.errors import ContextTooLong, NoCapacity
 from isthmus_shared.ids import RequestId
 from isthmus_shared.messages.work import SamplingParams
+from isthmus_testing.worker_parts import manifest
 
 BLOCK_TOKENS = 4
 TOKEN = 1
@@ -51,7 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         other=st.sampled_from([0, 0, 0, 5, 9]),
         salt=st.sampled_from(["", "", "other"]),
         output=st.integers(1, 12),
-        kind=st.sampled_from(["whole", "save", "load"]),
+        kind=st.sampled_from(["whole", "save", "load", "resume"]),
     )
     def submit(self, prompt: int, other: int, salt: str, output: int, kind: str) -> Sequence | None:
         """The prompt's tokens are all alike but for the one at `other`, so that many prompts share a beginning."""
@@ -62,7 +63,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             tuple(TOKEN + (0 < other == i) for i in range(prompt)),
             SamplingParams(max_tokens=output),
             kv_save=transfer.sink if kind == "save" else None,
-            kv_load=transfer.source if kind == "load" else None,
+            kv_load=transfer.source if kind in ("load", "resume") else None,
+            kv_manifest=manifest(max(1, prompt // 2)) if kind == "resume" else None,
             cache_salt=salt,
         )
         worst = prompt if kind == "save" else prompt + output - 1
@@ -92,8 +94,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         if sequence is not None and sequence.request.kv_load is not None:
             self._entered(sequence, self.scheduler.first_token(sequence, TOKEN))
 
+    @rule(sequence=sequences)
+    def pause(self, sequence: Sequence | None) -> None:
+        if sequence is not None and sequence.decoding:
+            self.scheduler.pause(sequence)
+
+    @rule(sequence=sequences)
+    def let_go_on(self, sequence: Sequence | None) -> None:
+        if sequence is not None and sequence.phase is Phase.PAUSED and sequence.given_to is None:
+            self.scheduler.resume(sequence)
+
+    @rule(sequence=sequences)
+    def give_away(self, sequence: Sequence | None) -> None:
+        if sequence is not None and sequence.phase is Phase.PAUSED and sequence.given_to is None:
+            sequence.given_to, sequence.saved = MemoryKvTransfer(1).sink, 0
+
     def _entered(self, sequence: Sequence, entered: bool) -> None:
-        if entered and sequence.request.sampling.max_tokens == 1:
+        if entered and not sequence.request.resumes and sequence.request.sampling.max_tokens == 1:
             self._finish(sequence)
 
     @rule(sequence=sequences)
@@ -112,6 +129,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch = self._scheduled()
         if batch.works:
             self.scheduler.commit(batch, {}, {work.sequence.uid for work in batch.works})
+            for work in batch.works:
+                if work.copies:  # it goes on where it is
+                    work.sequence.given_to = None
+                    self.scheduler.resume(work.sequence)
             for sequence in list(self.scheduler.running):
                 self._finish(sequence)
             self.scheduler.distrust()
@@ -127,6 +148,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
+        for sequence in list(self.scheduler.paused.values()):
+            self.let_go_on(sequence)
         for sequence in list(self.scheduler.loading.values()):
             self.kv_arrives(sequence)
             self.first_token_arrives(sequence)
@@ -140,7 +163,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.pool.free == self.limits.blocks_total
 
     def _scheduled(self) -> Batch:
-        oldest = self.scheduler.running[:1]
+        oldest = [] if self.scheduler.paused else self.scheduler.running[:1]
         batch = self.scheduler.schedule()
         assert all(sequence.phase is Phase.RUNNING for sequence in oldest), "the oldest gave way to a younger one"
         assert batch.prefill_tokens <= self.limits.prefill_chunk_tokens
@@ -148,10 +171,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         for work in batch.works:
             assert len(work.tokens) > 0
             assert len(work.block_table) * BLOCK_TOKENS >= work.end, "a token would be written outside its blocks"
-            assert work.prefill or work.sample, "a decode that gives no token"
-            assert not work.load or work.start == work.sequence.prompt_tokens
+            assert work.prefill or work.sample or work.copies, "a decode that gives no token"
+            assert not work.load or work.start == work.sequence.request.loaded_tokens
+            assert not work.copies or work.end <= work.sequence.computed, "KV that was never computed is given away"
         written = [
-            block for work in batch.works for block in work.block_table[self._first_written(work) // BLOCK_TOKENS :]
+            block
+            for work in batch.works
+            if not work.copies
+            for block in work.block_table[self._first_written(work) // BLOCK_TOKENS :]
         ]
         assert len(set(written)) == len(written), "two sequences write one block"
         assert not any(self.scheduler.pool.shared(block) for block in written), "a block that others use is written"
@@ -163,7 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @staticmethod
     def _first_written(work: Work) -> int:
-        return 0 if work.load else work.start
+        return work.end if work.copies else 0 if work.load else work.start
 
     def _write(self, work: Work) -> None:
         sequence, salt = work.sequence, work.sequence.request.cache_salt
@@ -183,6 +210,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.commit(batch, {w.sequence.uid: TOKEN for w in batch.works if w.sample})
         for work in batch.works:
             sequence = work.sequence
+            if work.copies:
+                if sequence.saved == sequence.computed:
+                    self._finish(sequence)
+                continue
             saved = sequence.request.kv_save is not None
             if work.sample and (saved or sequence.next_output_index >= sequence.request.sampling.max_tokens):
                 self._finish(sequence)

@@ -28,4 +28,4 @@ def crowd(seed: int, requests: int) -> Plan:
 def test_128_at_once_on_a_cluster_with_room_for_a_few_all_end_right(seed: int) -> None:
     result = run(crowd(seed, 128), unseen=True)
     assert not result.problems, result.report
-    assert len([line for line in result.trace if " ended " in line]) >= 128
+    assert len([line for line in result.trace.lines() if " ended " in line]) >= 128

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 from isthmus_ingress.saga_parties import MIN_DEADLINE_S, Attempt, Ended, Flow, Party, check_saga
@@ -47,7 +48,8 @@ class SagaBase:
     generation: Generation = field(default=Generation(0))
     attempts: int = 0
     """Routes that led to a submit; not those of moves."""
-    output: list[int] = field(default_factory=list)
+    output: array[int] = field(default_factory=lambda: array("Q"))
+    """Eight bytes a token, for as long as the stream lasts; as a list it would be forty."""
     excluded: list[Incarnation] = field(default_factory=list)
     error: IsthmusError | None = None
     wake_at_s: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -138,7 +139,7 @@ class Flow:
 
     attempt: Attempt
     party: Party
-    output: list[int]
+    output: array[int]
     """The saga's own."""
     max_tokens: int
 

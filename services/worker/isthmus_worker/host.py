@@ -186,17 +186,19 @@ class WorkerHost:
     async def _become(self, wanted: Wanted) -> None:
         """What the leader asked for."""
         if wanted.model != self._model:
-            await self._change_model(wanted.model)
+            await self._change_model(wanted.model, move=wanted.move)
         ending = await self.desk.become(wanted.roles)
         await self._beat_now()
         if wanted.move and Role.DECODE in ending:
             await self._move_away("the worker gives up the role decode")
 
-    async def _change_model(self, model: str) -> None:
+    async def _change_model(self, model: str, *, move: bool) -> None:
         """Drains, and serves the other model from then on; or the present one again, if that cannot be loaded."""
         log, before = self._runtime.log, self._model
         log.info("model.changing", model=model, before=before)
         self._runtime.set_state(ProcessState.DRAINING)
+        if move:
+            await self._move_away("the worker loads another model")
         await asyncio.sleep(self._runtime.config.linger_s)  # what was routed before everyone knew
         self.sessions.draining = True
         await self._finish_within(self._runtime.config.drain_s, OTHER_MODEL)

@@ -124,8 +124,10 @@ async def test_a_worker_loads_another_model_once_its_streams_have_ended() -> Non
         long = decode(worker.host.worker, None, sampling=SamplingParams(max_tokens=30, ignore_eos=True))
         await stack.ask(subjects.worker_decode(WorkerId("d")), long, SubmitReply)
         await stack.next_event()
-        assert (await assign(stack, worker, Role.DECODE, model="other")).fault is None
-        await eventually(lambda: worker.runtime.state is ProcessState.DRAINING)
+        async with stack.bus.subscribe(subjects.MOVE_REQUESTS) as moves:
+            assert (await assign(stack, worker, Role.DECODE, model="other")).fault is None
+            await eventually(lambda: worker.runtime.state is ProcessState.DRAINING)
+            assert MoveRequests.decode((await anext(moves)).data).worker == worker.host.worker
         tokens, end = await stack.rest()
         assert (end.finish, len(tokens)) == (FinishReason.LENGTH, 29)
         await eventually(lambda: worker.host.beat().model == "other" and worker.runtime.state is ProcessState.READY)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus_ingress.roster import Model, Roster
+from isthmus_ingress.saga_types import WorkerBack, WorkerGone
 from isthmus_shared.bus.memory import MemoryBroker
 from isthmus_shared.errors import ModelNotFound, Unavailable
 from isthmus_shared.ids import Incarnation, WorkerId
@@ -30,6 +31,16 @@ async def test_a_worker_is_silent_after_four_of_its_own_intervals(beat: WorkerHe
     assert roster.models == ()
 
 
+async def test_who_was_silent_is_back_with_its_next_beat(beat: WorkerHeartbeat) -> None:
+    roster = Roster()
+    roster.beat(change(beat, interval_s=0.5), now_s=10.0)
+    assert len(roster.silent(now_s=20.0)) == 1
+    assert roster.beat(beat, now_s=21.0) == WorkerBack(beat.incarnation)
+    assert roster.beat(beat, now_s=21.5) is None, "once"
+    roster.lost(beat.incarnation)
+    assert roster.beat(beat, now_s=22.0) is None, "whoever saw it end knows better"
+
+
 async def test_silence_that_is_ours_counts_for_nothing(beat: WorkerHeartbeat) -> None:
     roster = Roster()
     roster.beat(beat, now_s=0.0)
@@ -42,7 +53,7 @@ async def test_a_new_life_is_the_end_of_the_old_one(beat: WorkerHeartbeat) -> No
     assert roster.beat(beat, now_s=0.0) is None
     assert roster.beat(beat, now_s=0.5) is None
     gone = roster.beat(change(beat, incarnation=Incarnation("next")), now_s=1.0)
-    assert gone is not None
+    assert isinstance(gone, WorkerGone)
     assert (gone.incarnation, gone.certain) == (beat.incarnation, True)
 
 

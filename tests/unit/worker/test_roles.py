@@ -338,3 +338,31 @@ async def test_a_draining_worker_refuses_new_work_and_becomes_idle_with_the_last
         assert not bench.sessions.idle.is_set()
         await bench.report(engine_id(), 0, 1, finish=FinishReason.LENGTH)
         assert nothing_held(bench)
+
+
+async def test_a_flow_is_fetched_anew_only_after_the_engine_has_let_go_of_the_earlier_attempt() -> None:
+    """Both attempts' sources have one name at the relay: what ends the first must not end the second."""
+    async with worker_bench() as bench, asyncio.TaskGroup() as group:
+        await DECODE.submit(bench.sessions, decode(1))
+        first = bench.link.transfers[T]
+        ticket = KvTicket(transfer_id=T, generation=Generation(1), source=RELAY, manifest=manifest(2), pull=2)
+        resumed = decode(2, output_offset=1).model_copy(update={"ticket": ticket})
+        submit = group.create_task(DECODE.submit(bench.sessions, resumed))
+        await eventually(lambda: bench.engine.aborted == [engine_id(1)])
+        assert bench.link.transfers[T] is first, "not asked for yet"
+        assert not submit.done()
+        await bench.report(engine_id(1), 1, finish=FinishReason.CANCELLED)
+        await submit
+        assert bench.link.aborted == [(T, 1, "cancelled")], "before the second was opened"
+        assert bench.link.transfers[T] is not first
+        assert bench.engine.held[engine_id(2)].kv_load is bench.link.transfers[T].source
+
+
+async def test_kv_that_an_earlier_attempt_has_taken_over_is_fetched_at_once() -> None:
+    async with worker_bench() as bench:
+        await DECODE.submit(bench.sessions, decode(1))
+        await bench.report(engine_id(1), 1, 9)
+        ticket = KvTicket(transfer_id=T, generation=Generation(1), source=RELAY, manifest=manifest(2), pull=2)
+        await DECODE.submit(bench.sessions, decode(2, output_offset=1).model_copy(update={"ticket": ticket}))
+        await bench.report(engine_id(1), 2, finish=FinishReason.CANCELLED)
+        assert bench.link.aborted == [], "the flow is the second attempt's"

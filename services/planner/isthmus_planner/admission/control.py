@@ -9,6 +9,7 @@ A request without targets goes at once, whatever its route looks like. One with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -24,6 +25,9 @@ GRACE_S = 2.0
 LEAST_RETRY_S = 0.5
 """One heartbeat: nothing is known to be better any sooner."""
 MOST_RETRY_S = 60.0
+HELD_MARGIN = 1.4
+"""What has waited goes only if so many times its predicted TTFT is left: it goes when load is highest, where
+predictions are worst, and a miss then costs those behind it their turn as well."""
 RATE_MEMORY = 0.9
 """Of the mean time between two that go, against the newest."""
 
@@ -154,6 +158,8 @@ class Admission:
             choice = choose(request)
         except IsthmusError as error:
             return Refuse(error)
+        if waits and self._left_s(request) < HELD_MARGIN * choice.predicted.ttft_p50_s:
+            return Refuse(_too_late(request, choice))
         if not may_wait or choice.feasible:
             return Go(choice)
         if not choice.meets_ttft:
@@ -161,6 +167,12 @@ class Admission:
         if not waits and choice.predicted_wait_s > self._slack_s(request, choice):
             return Refuse(_too_long(request, choice))
         return Wait(0, choice.predicted_wait_s)
+
+    @staticmethod
+    def _left_s(request: RouteRequest) -> float:
+        """Of its time to the first token."""
+        slo = request.slo
+        return math.inf if slo is None or slo.ttft_s is None else slo.ttft_s - request.waited_s
 
     def _slack_s(self, request: RouteRequest, choice: Choice) -> float:
         """How long it may wait from now on."""

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from isthmus_planner.evaluate.calibration import learn_all
 from isthmus_planner.evaluate.page import page
 from isthmus_planner.evaluate.runs import LOAD, PLANNER, SEED, compare
 from isthmus_planner.sim.hardware import ScenarioError
@@ -26,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
             cells.append(cell)
             share = 100 * cell.scores[PLANNER].share
             sys.stderr.write(f"{cell.trace} {cell.timing.value} {cell.mix}: planner {share:.1f} %\n")
-        text = page(cells, "make goodput")
+        text = page(cells, learn_all(options.traces, options.seed), "make goodput")
         if options.report is None:
             sys.stdout.write(text)
         else:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 from isthmus_planner.cost.speeds import CostConstants
 from isthmus_planner.evaluate.cluster import Record, Request
-from isthmus_planner.evaluate.fleet import WorkerSpec
+from isthmus_planner.evaluate.fleet import MIXES, WorkerSpec, capacity_per_s
 from isthmus_planner.evaluate.planned import Planner
 from isthmus_planner.evaluate.runs import itl_pair, run, ttft_pair
+from isthmus_planner.evaluate.workload import TRACES, Timing, read, requests
 from isthmus_planner.routing.policy import ModePolicy, Policy
 from isthmus_shared.messages.route import Slo
 
 OFF = 3.0
 LEARNED_AFTER = 200
 """Requests."""
+SHOWN_LOAD = 0.3
+"""Queues are short there, so that it is the workers' times that are predicted."""
+SHOWN_REQUESTS = 800
 TYPICAL_BATCH = (16, 64)
 TYPICAL_CONTEXT_TOKENS = 1_500
 
@@ -80,6 +85,16 @@ def constants_off(right: CostConstants, wrong: Wrong) -> CostConstants:
         decode_step_per_sequence_s=right.decode_step_per_sequence_s * wrong.sequence,
         decode_step_per_kv_token_s=right.decode_step_per_kv_token_s * wrong.kv_token,
     )
+
+
+def learn_all(folder: Path, seed: int) -> list[Learned]:
+    """Every combination, on the first mix and trace. ScenarioError: the trace cannot be read."""
+    mix, trace = MIXES[0], replace(TRACES[0], requests=SHOWN_REQUESTS)
+    workers, lengths, itl_s = mix.workers(), read(folder, trace), trace.slo.itl_s
+    assert itl_s is not None
+    bound = capacity_per_s(workers, lengths.mean_isl_tokens, lengths.mean_osl_tokens, itl_s)
+    asked = requests(lengths, Timing.STEADY, SHOWN_LOAD * bound, seed)
+    return [learn(workers, asked, wrong) for wrong in ALL_WRONG]
 
 
 def learn(workers: Sequence[WorkerSpec], asked: Sequence[Request], wrong: Wrong) -> Learned:

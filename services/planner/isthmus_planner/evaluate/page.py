@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from isthmus_planner.evaluate.calibration import LEARNED_AFTER, SHOWN_LOAD, Learned
 from isthmus_planner.evaluate.fleet import LANE_BYTES_PER_S, MIXES, MODEL
 from isthmus_planner.evaluate.runs import BEST_THRESHOLD, LOAD, PLANNER, THRESHOLDS, USUAL_THRESHOLD, Cell
 from isthmus_planner.evaluate.workload import TRACES
@@ -23,8 +24,8 @@ GUARDED = (
 )
 
 
-def page(cells: Sequence[Cell], command: str) -> str:
-    return "\n".join([*_head(command), *_summary(cells), *_table(cells), *_accuracy(cells), ""])
+def page(cells: Sequence[Cell], learned: Sequence[Learned], command: str) -> str:
+    return "\n".join([*_head(command), *_summary(cells), *_table(cells), *_accuracy(cells), *learning(learned), ""])
 
 
 HEAD = """\
@@ -111,4 +112,24 @@ def _accuracy(cells: Sequence[Cell]) -> list[str]:
             f"| {cell.trace} {cell.timing.value} | {cell.mix} | {100 * score.refused / score.requests:.1f} % "
             f"| {ttft[0]:.2f} | {100 * ttft[1]:.0f} % | {itl[0]:.2f} | {100 * itl[1]:.0f} % |"
         )
+    return lines
+
+
+def learning(learned: Sequence[Learned]) -> list[str]:
+    """From constants that are all wrong."""
+    lines = [
+        "",
+        "## From wrong constants",
+        "",
+        f"The first mix under the first trace's steady arrivals at {SHOWN_LOAD:g} of its bound, without admission;",
+        "constants each three times too large (x3) or too small (/3): a step's base, a sequence, a token in the",
+        "cache, a prompt token. Median prediction over median of what happened, of the first",
+        f"{LEARNED_AFTER} requests and of those after them.",
+        "",
+        "| constants | TTFT, first | TTFT, after | ITL, first | ITL, after |",
+        "| --- | --: | --: | --: | --: |",
+    ]
+    for each in learned:
+        first, after = f"{each.first_ttft:.2f} | {each.ttft:.2f}", f"{each.first_itl:.2f} | {each.itl:.2f}"
+        lines.append(f"| {each.wrong.name} | {first} | {after} |")
     return lines

@@ -19,7 +19,7 @@ from enum import Enum
 
 from isthmus_planner.roles.capacity import Ability, Roles, Speeds, capacity, speeds
 from isthmus_planner.roles.mix import Kind, Mix
-from isthmus_planner.roles.split import best_split, covers, current, toward
+from isthmus_planner.roles.split import best_split, covers, current, one_way, toward
 from isthmus_shared.ids import Incarnation, WorkerId
 from isthmus_shared.messages.health import Role
 
@@ -163,14 +163,13 @@ class Balancer:
 
     def _balance(self, workers: Sequence[Ability], mix: Mix, itl_s: float | None, now_s: float) -> Change | None:
         of_each = {worker.worker_id: speeds(worker, mix, itl_s) for worker in workers}
-        roles, wanted = current(workers), best_split(workers, of_each)
-        now, best = capacity(of_each, roles), capacity(of_each, wanted)
-        direction = _direction(roles, wanted)
-        if wanted == roles or not self._pays(now.per_s, best.per_s, roles, wanted, of_each, mix):
+        roles, now = current(workers), capacity(of_each, current(workers))
+        wanted = self._wanted(workers, roles, of_each, mix)
+        if wanted is None:
             if now_s - self._wished_s > self.policy.hold_s / 2:
                 self._leaning = 0
             return None
-        self._wished_s = now_s
+        self._wished_s, direction = now_s, _direction(roles, wanted)
         if self._leaning != _lean(direction):
             self._leaning, self._since_s = _lean(direction), now_s
         swap, free = _is_swap(roles, wanted), self._free(workers, now_s)
@@ -188,6 +187,17 @@ class Balancer:
         if not swap:
             self._note_direction(direction, now_s)
         return self._begin(worker_id, workers, wanted[worker_id], Why.DEMAND, now.per_s, then.per_s, mix, itl_s, now_s)
+
+    def _wanted(
+        self, workers: Sequence[Ability], roles: Roles, of_each: Mapping[WorkerId, Speeds], mix: Mix
+    ) -> Roles | None:
+        """A division that pays: by changes in one direction, or else by exchanges too."""
+        now = capacity(of_each, roles)
+        for wanted in (one_way(workers, of_each), best_split(workers, of_each)):
+            best = capacity(of_each, wanted)
+            if wanted != roles and self._pays(now.per_s, best.per_s, roles, wanted, of_each, mix):
+                return wanted
+        return None
 
     def _pays(
         self,

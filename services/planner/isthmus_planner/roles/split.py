@@ -68,6 +68,25 @@ def best_split(workers: Sequence[Ability], of_each: Mapping[WorkerId, Speeds]) -
     return _exchanged({**fixed, **found}, frozenset(found), of_each)
 
 
+def one_way(workers: Sequence[Ability], of_each: Mapping[WorkerId, Speeds]) -> dict[WorkerId, frozenset[Role]]:
+    """The division that is reached by moving workers to the shorter side only, those first that are best at it, as long
+    as the capacity grows by it. It does not rest on how workers of one side compare, as an exchange does."""
+    roles, now = current(workers), capacity(of_each, current(workers))
+    to = frozenset({now.short})
+    away = BOTH - to
+    movable = sorted(
+        (worker for worker in workers if worker.flexible and roles[worker.worker_id] == away),
+        key=lambda w: (_advantage(of_each[w.worker_id]) * (-1 if to == PREFILL else 1), w.worker_id),
+    )
+    left = sum(bool(has & away) for has in roles.values())
+    for worker in movable:
+        then = _changed(now, of_each[worker.worker_id], away, to)
+        if left == 1 or then.per_s <= now.per_s:
+            break
+        roles[worker.worker_id], now, left = to, then, left - 1
+    return roles
+
+
 def divided_capacity(workers: Sequence[Ability], of_each: Mapping[WorkerId, Speeds]) -> float:
     """Requests per second of the best division in which one worker may divide its time between the roles: what the
     workers are worth together, before they have been rounded to whole ones."""

@@ -125,8 +125,10 @@ def test_a_more_urgent_class_passes_the_line() -> None:
 def test_waiting_ends_with_a_refusal_when_the_first_token_would_be_too_late() -> None:
     gate, cluster = admission(), Cluster()
     gate.offer(request("a"), cluster.choose, 0.0)
-    assert released(gate, cluster, 1.4) == []
-    assert released(gate, cluster, 1.6) == [("a", Refuse)]  # 0.4 s are left, and prefill takes 0.5
+    assert released(gate, cluster, 1.29) == []
+    cluster.room = 1
+    assert released(gate, cluster, 1.31) == [("a", Refuse)]  # 0.69 s are left, and 0.5 are none to rely on any more
+    cluster.room = 0
     gate.offer(request("b", BATCH), cluster.choose, 2.0)
     assert released(gate, cluster, 31.9) == []
     assert released(gate, cluster, 32.0) == [("b", Refuse)]

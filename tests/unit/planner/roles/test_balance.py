@@ -158,6 +158,22 @@ def test_workers_of_two_kinds_that_stand_the_wrong_way_round_are_exchanged() -> 
     assert {change.worker_id for change in pool.demanded} == {"fast", "plain"}
 
 
+def test_equal_workers_whose_costs_are_known_unequally_well_are_not_exchanged_for_each_other() -> None:
+    """What is known of a worker that has not decoded yet looks better than what is known of one that does."""
+
+    def learn(worker: Ability) -> Ability:
+        costs = worker.costs
+        slower = StepCosts(*(1.2 * each for each in (costs.base_s, costs.per_sequence_s, costs.per_kv_token_s)), 200e-6)
+        return replace(worker, costs=slower) if worker.roles == (Role.DECODE,) else worker
+
+    pool = RolePool(division(6, 2), 2.5, lambda _: LONG_OUT, learn=learn)
+    pool.run(75)
+    assert pool.prefills == 1
+    assert all(Role.DECODE in change.roles for change in pool.demanded)
+    pool.run(600)
+    assert len(pool.demanded) == 5
+
+
 def test_who_led_before_is_not_waited_for() -> None:
     pool = RolePool(division(7, 1), 2.5, lambda _: LONG_OUT, obey=lambda _: False)
     pool.run_until_asked()

@@ -226,3 +226,20 @@ def test_a_worker_in_both_roles_serves_alone_where_that_costs_least_and_never_pa
         "p",
         "d",
     ), "forty streams would stand still for its prefill"
+
+
+def test_a_prompt_as_long_as_a_workers_context_is_left_out_for_that_reason() -> None:
+    short, long = worker("d1", Role.DECODE, max_len=100), worker("d2", Role.PREFILL, max_len=200)
+    error = _refusal(ask(100), (short, long))
+    assert "1 x has a context of 100 tokens" in error.why
+
+
+def test_without_room_the_wait_is_until_somebody_there_may_end() -> None:
+    def wait_s(running: int) -> float:
+        full = worker("d", Role.DECODE, free=0, running=running, step_s=0.01)
+        chosen = route(ask(100, osl=200), (P, full))
+        assert not chosen.feasible
+        return chosen.predicted_wait_s
+
+    assert 0.2 < wait_s(1) < 2.0
+    assert wait_s(9) == pytest.approx(wait_s(1) / 5, rel=0.5), "of many the first ends soon"
