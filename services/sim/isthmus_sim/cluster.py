@@ -32,14 +32,20 @@ LOOK_S = 0.25
 """Between two looks at everything."""
 
 
+ROLES_END_SOON = {"linger_s": 1.5}
+"""Above the longest wait for staging, and short enough for several changes in one run."""
+
+
 @dataclass(frozen=True)
 class Size:
-    """`slots`: of each relay's pool; the smallest stages one of the longest prompts at a time. `skew`: of clocks."""
+    """`slots`: of each relay's pool; the smallest stages one of the longest prompts at a time. `skew`: of clocks.
+    `able`: roles that every worker may be assigned beside its own."""
 
     slots: int = 64
     planners: int = 1
     ingresses: int = 1
     skew: float = 0.0
+    able: tuple[Role, ...] = ()
 
 
 class Cluster:
@@ -53,7 +59,7 @@ class Cluster:
         forms = (("nhd:16:fp32", 120), ("nhd:16:fp32", 60), ("hnd:64:fp32", 40), ("hnd:64:fp32", 16))
         names = (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE))
         self.workers = [
-            Worker(world, name, role, node, kv_layout=layout, kv_blocks=blocks)
+            Worker(world, name, role, node, kv_layout=layout, kv_blocks=blocks, able=size.able, settings=ROLES_END_SOON)
             for (name, role), node, (layout, blocks) in zip(names, self.nodes, forms, strict=True)
         ]
         self.planners = [Planner(world, f"planner-{number}") for number in range(size.planners)]
