@@ -38,8 +38,6 @@ ROUTE_TIMEOUT_S = 1.0
 no planner."""
 ROUTE_HOLD_S = 1.0
 """How long a planner may hold an ask that waits in line: short, so that its death costs no more than this."""
-LEAST_WAIT_S = 0.05
-"""Less is no wait in line, but the way there."""
 WORKER_TIMEOUT_S = 5.0
 """For a submit or a start to be answered: workers answer at once, before they compute anything."""
 
@@ -89,7 +87,8 @@ class Calls:
     def __init__(self, work: Work, deps: Deps) -> None:
         self._work, self._deps = work, deps
         self._loop = asyncio.get_running_loop()
-        self._begun_s = self._loop.time()
+        self._in_line_s: float | None = None
+        """Since when; None until it asks."""
 
     async def route(
         self, effect: AskRoute, output: tuple[int, ...], headers: Headers, wanted: Callable[[], bool]
@@ -102,8 +101,9 @@ class Calls:
         hold_s = 0.0 if request.slo is None else ROUTE_HOLD_S
         while True:
             # By what it has waited, any planner that is asked knows its place in line.
-            waited_s = self._loop.time() - self._begun_s
-            held = {"waited_s": waited_s if waited_s >= LEAST_WAIT_S else 0.0, "patience_s": hold_s}
+            now_s = self._loop.time()
+            self._in_line_s = now_s if self._in_line_s is None else self._in_line_s
+            held = {"waited_s": now_s - self._in_line_s, "patience_s": hold_s}
             route = await self._ask_route(request.model_copy(update=held) if hold_s else request, headers)
             if route is not None or not wanted():
                 return route

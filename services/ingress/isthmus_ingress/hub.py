@@ -139,7 +139,9 @@ class Hub:
             except ProtocolViolation as error:
                 self._malformed(message.subject, error)
                 continue
-            if not report.silent:
+            if report.silent:
+                self.roster.called_silent(report.worker.incarnation)
+            else:
                 self.roster.lost(report.worker.incarnation)
             why = f"{report.worker.worker_id}: {report.why}"
             gone = WorkerGone(report.worker.incarnation, why, certain=not report.silent)
@@ -155,7 +157,10 @@ class Hub:
             except ProtocolViolation as error:
                 self._malformed(message.subject, error)
                 continue
-            await self._move_all(asked)
+            try:
+                await self._move_all(asked)
+            except Exception:  # as above
+                self.log.exception("message.broke", subject=message.subject)
 
     async def _move_all(self, asked: MoveRequests) -> None:
         """A few sequences at a time, the longest last: those may have ended by then, and cost the most."""

@@ -62,9 +62,7 @@ class Roster:
             bound_s = LOST_AFTER_BEATS * seen.beat.interval_s
             if now_s - seen.at_s > bound_s:
                 del self._seen[worker_id]
-                self._silent[seen.beat.incarnation] = None
-                while len(self._silent) > MAX_WORKERS:
-                    self._silent.popitem(last=False)
+                self.called_silent(seen.beat.incarnation)
                 why = f"worker {worker_id} sent no heartbeat for {bound_s:g} s"
                 gone.append(WorkerGone(seen.beat.incarnation, why, certain=False))
         return gone
@@ -72,6 +70,12 @@ class Roster:
     def worker(self, incarnation: Incarnation) -> WorkerHeartbeat | None:
         """That life's last beat, if it is alive."""
         return next((seen.beat for seen in self._seen.values() if seen.beat.incarnation == incarnation), None)
+
+    def called_silent(self, incarnation: Incarnation) -> None:
+        """Somebody no longer hears it: its next beat says that it is back."""
+        self._silent[incarnation] = None
+        while len(self._silent) > MAX_WORKERS:
+            self._silent.popitem(last=False)
 
     def excuse(self, *, now_s: float) -> None:
         """Silence until now proves nothing (we could not hear): count from here."""

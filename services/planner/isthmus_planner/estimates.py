@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from isthmus_planner.cost.online import LiveCosts, StepCosts, StepEstimator, StepObservation
@@ -14,6 +14,9 @@ STEADY_FADE = 0.99
 """With one step of each beat that is a memory of a minute or so: long enough for contexts to grow in it, so that what a
 token of context costs can be told from what a sequence does, which the latest seconds alone never show."""
 
+SHARE_STEP = 0.25
+"""Of the newest beat in the share of time that prompts take: some two seconds count, and an idle worker's goes to 0."""
+
 
 @dataclass(slots=True)
 class _Learned:
@@ -22,6 +25,8 @@ class _Learned:
     model: str
     roles: tuple[Role, ...]
     steps_total: int = 0
+    prompts_share: float = 0.0
+    """Of the time lately, what prompts took."""
 
 
 class Estimates:
@@ -45,8 +50,8 @@ class Estimates:
             self._learned[beat.incarnation] = learned
             self._live.pop(beat.incarnation, None)
         if learned.roles != beat.roles:
-            learned.roles = beat.roles
-            learned.estimator.forget_share()
+            # What its time went to in the other role says nothing of what it will go to.
+            learned.roles, learned.prompts_share = beat.roles, 0.0
         new = beat.load.steps_total - learned.steps_total
         learned.steps_total = beat.load.steps_total
         samples = beat.load.steps if new < 0 else beat.load.steps[max(0, len(beat.load.steps) - new) :]
@@ -56,7 +61,10 @@ class Estimates:
             if sample is samples[-1]:
                 learned.steady.observe(seen)
         if learned.estimator.seen:
-            self._live[beat.incarnation] = learned.estimator.live
+            live = learned.estimator.live
+            share = _prompts_s(samples, live.costs.per_prefill_token_s, new) / beat.interval_s
+            learned.prompts_share += SHARE_STEP * (min(1.0, share) - learned.prompts_share)
+            self._live[beat.incarnation] = replace(live, prefill_share=learned.prompts_share)
         return samples
 
     def steady(self) -> dict[Incarnation, LiveCosts]:
@@ -71,3 +79,11 @@ class Estimates:
     def live(self) -> Mapping[Incarnation, LiveCosts]:
         """Of those that have told of a step."""
         return MappingProxyType(self._live)
+
+
+def _prompts_s(samples: Sequence[StepSample], per_token_s: float, steps: int) -> float:
+    """What prompts took in so many steps, of which these are the ones that were told."""
+    if not samples:
+        return 0.0
+    told_s = sum(min(sample.step_s, sample.prefill_tokens * per_token_s) for sample in samples)
+    return told_s * max(1.0, steps / len(samples))

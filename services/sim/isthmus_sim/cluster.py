@@ -14,7 +14,7 @@ from isthmus_sim.load import Ask, Outcome, serve
 from isthmus_sim.loop import world_loop
 from isthmus_sim.process import Service, World
 from isthmus_sim.relay import Relay
-from isthmus_sim.services import REQUEST_TIMEOUT_S, Planner, SimIngress, Worker
+from isthmus_sim.services import REQUEST_TIMEOUT_S, MakeRunner, Planner, SimIngress, Worker
 from isthmus_sim.trace import Trace
 from isthmus_worker.liveness import INGRESS_LOST_S
 from isthmus_worker.requests import Phase
@@ -51,7 +51,9 @@ class Size:
 class Cluster:
     """Two prefill and two decode workers of different layouts; one or two planners and ingresses."""
 
-    def __init__(self, seed: int, trace: Trace, size: Size | None = None) -> None:
+    def __init__(
+        self, seed: int, trace: Trace, size: Size | None = None, *, make_runner: MakeRunner | None = None
+    ) -> None:
         size = size or Size()
         self.size = size
         self.world = world = World(seed, trace, skew=size.skew)
@@ -59,7 +61,17 @@ class Cluster:
         forms = (("nhd:16:fp32", 120), ("nhd:16:fp32", 60), ("hnd:64:fp32", 40), ("hnd:64:fp32", 16))
         names = (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE))
         self.workers = [
-            Worker(world, name, role, node, kv_layout=layout, kv_blocks=blocks, able=size.able, settings=ROLES_END_SOON)
+            Worker(
+                world,
+                name,
+                role,
+                node,
+                kv_layout=layout,
+                kv_blocks=blocks,
+                make_runner=make_runner,
+                able=size.able,
+                settings=ROLES_END_SOON,
+            )
             for (name, role), node, (layout, blocks) in zip(names, self.nodes, forms, strict=True)
         ]
         self.planners = [Planner(world, f"planner-{number}") for number in range(size.planners)]

@@ -19,7 +19,7 @@ from isthmus_shared.errors import IsthmusError
 from isthmus_shared.ids import RequestId, new_id
 from isthmus_shared.messages.work import FinishReason, SamplingParams
 from isthmus_sim.loop import world_loop
-from isthmus_sim.services import EOS_CHANCE, MODEL, REQUEST_TIMEOUT_S
+from isthmus_sim.services import EOS_CHANCE, MODEL, REQUEST_TIMEOUT_S, MakeRunner
 
 MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 600, 60
 SHARED_CHANCE = 0.4
@@ -97,12 +97,14 @@ def draw(rng: random.Random, seed: int, requests: int, *, over_s: float) -> list
     return sorted(asks, key=lambda ask: ask.at_s)
 
 
-async def answers_of_one_engine(asks: list[Ask], *, eos_chance: float = EOS_CHANCE) -> dict[str, tuple[list[int], str]]:
+async def answers_of_one_engine(
+    asks: list[Ask], *, eos_chance: float = EOS_CHANCE, make_runner: MakeRunner = SimRunner
+) -> dict[str, tuple[list[int], str]]:
     """What a single aggregated engine gives for each: its tokens and how it ended."""
     config = EngineConfig(
         kind=EngineKind.SIM, model_name=MODEL, kv_blocks=4096, max_waiting=4096, sim=SimConfig(eos_chance=eos_chance)
     )
-    engine = BatchingEngine(SimRunner(config), config)
+    engine = BatchingEngine(make_runner(config), config)
     await engine.start()
     found: dict[str, tuple[list[int], str]] = {ask.name: ([], "") for ask in asks}
     for ask in asks:

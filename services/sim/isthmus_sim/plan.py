@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from isthmus_shared.messages.health import Role
 from isthmus_shared.messages.work import SamplingParams
 from isthmus_sim.cluster import Size
 from isthmus_sim.faults import Fault, Planned, plan_faults
@@ -46,7 +47,7 @@ class Plan:
         seed = int(data["seed"])
         return cls(
             seed,
-            Size(**data["size"]),
+            Size(**{**data["size"], "able": tuple(map(Role, data["size"].get("able", ())))}),
             tuple(Planned(**{**each, "fault": Fault(each["fault"])}) for each in data["faults"]),
             tuple(_ask_from_json(seed, each) for each in data["asks"]),
             tuple(_ask_from_json(seed, each) for each in data["late"]),

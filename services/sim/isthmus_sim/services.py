@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from isthmus_planner.service import PlannerService
 from isthmus_prefill.role import PrefillRole
 from isthmus_shared.engines.batching import BatchingEngine
 from isthmus_shared.engines.config import EngineConfig, EngineKind
-from isthmus_shared.engines.runner_port import RunnerInfo, StepResult
+from isthmus_shared.engines.runner_port import Runner, RunnerInfo, StepResult
 from isthmus_shared.engines.sequence import Batch
 from isthmus_shared.engines.sim import SimRunner, StepCosts
 from isthmus_shared.errors import EngineFailed
@@ -46,11 +47,13 @@ EOS_CHANCE = 0.01
 REQUEST_TIMEOUT_S = 20.0
 STAGING_WAIT_S = 1.0
 
+MakeRunner = Callable[[EngineConfig], Runner]
+
 
 class SlowableRunner:
-    """A sim runner whose steps take `slowness` times as long, and fail while `broken`."""
+    """A runner whose steps take `slowness` times as long, and fail while `broken`."""
 
-    def __init__(self, inner: SimRunner) -> None:
+    def __init__(self, inner: Runner) -> None:
         self.slowness = 1.0
         self.broken = False
         self._inner = inner
@@ -106,7 +109,7 @@ class FencedRole:
 
 class Worker(Service):
     """`able`: roles that may be assigned to it beside its own. `settings`: of its `WorkerConfig`, beside these.
-    `engine` and `costs`: in place of what those give."""
+    `engine`, `costs`, `make_runner`: in place of what those give."""
 
     def __init__(
         self,
@@ -119,11 +122,13 @@ class Worker(Service):
         kv_blocks: int,
         engine: EngineConfig | None = None,
         costs: StepCosts | None = None,
+        make_runner: MakeRunner | None = None,
         able: tuple[Role, ...] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(world, name)
-        self._engine_config, self._costs = engine, costs
+        self._engine_config = engine
+        self._make_runner = make_runner or partial(SimRunner, costs=costs)
         self.node = node
         self.host: WorkerHost | None = None
         self.engine: BatchingEngine | None = None
@@ -164,7 +169,7 @@ class Worker(Service):
         )
         async with runtime:
             engine_config = self._engine_config or config.engine_config()
-            runner = SlowableRunner(SimRunner(engine_config, costs=self._costs))
+            runner = SlowableRunner(self._make_runner(engine_config))
             engine = BatchingEngine(runner, engine_config)
             me = WorkerRef(worker_id=config.id, incarnation=incarnation, node_id=config.node_id)
 

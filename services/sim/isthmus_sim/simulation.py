@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from isthmus_shared.engines.sim import SimRunner
 from isthmus_shared.simloop import NothingLeftToDo
 from isthmus_sim.cluster import Cluster
 from isthmus_sim.faults import Fault, Planned
@@ -19,7 +20,7 @@ from isthmus_sim.inflicting import inflict
 from isthmus_sim.load import Ask, Outcome, answers_of_one_engine, verdict
 from isthmus_sim.loop import run_world
 from isthmus_sim.plan import Plan, draw_plan
-from isthmus_sim.services import REQUEST_TIMEOUT_S
+from isthmus_sim.services import REQUEST_TIMEOUT_S, MakeRunner
 from isthmus_sim.trace import Trace
 
 SETTLE_S = 2.0
@@ -55,15 +56,15 @@ def simulate(
     return run(plan, unseen=unseen)
 
 
-def run(plan: Plan, *, unseen: bool = False) -> Result:
-    """That plan in virtual time."""
+def run(plan: Plan, *, unseen: bool = False, make_runner: MakeRunner = SimRunner) -> Result:
+    """That plan in virtual time, every engine with such a runner."""
     trace = Trace()
     problems: list[str] = []
     outcomes: list[Outcome] = []
     took: list[tuple[float, int]] = []
     with _logging_to(trace):
         try:
-            run_world(_run(plan, trace, unseen, problems, outcomes, took))
+            run_world(_run(plan, trace, unseen, make_runner, problems, outcomes, took))
         except (AssertionError, NothingLeftToDo, ExceptionGroup) as error:
             problems.append("".join(traceback.format_exception(error)))
     world_s, events = took[0] if took else (0.0, 0)
@@ -71,7 +72,13 @@ def run(plan: Plan, *, unseen: bool = False) -> Result:
 
 
 async def _run(
-    plan: Plan, trace: Trace, unseen: bool, problems: list[str], outcomes: list[Outcome], took: list[tuple[float, int]]
+    plan: Plan,
+    trace: Trace,
+    unseen: bool,
+    make_runner: MakeRunner,
+    problems: list[str],
+    outcomes: list[Outcome],
+    took: list[tuple[float, int]],
 ) -> None:
     loop = asyncio.get_running_loop()
 
@@ -81,8 +88,8 @@ async def _run(
         problems.append(f"{context['message']} {text}".rstrip())
 
     loop.set_exception_handler(broken)
-    wanted = await answers_of_one_engine([*plan.asks, *plan.late])
-    cluster = Cluster(plan.seed, trace, plan.size)
+    wanted = await answers_of_one_engine([*plan.asks, *plan.late], make_runner=make_runner)
+    cluster = Cluster(plan.seed, trace, plan.size, make_runner=make_runner)
     cluster.world.problems = problems
     cluster.outcomes = outcomes
     watching = asyncio.create_task(cluster.watch_leaders())

@@ -19,7 +19,7 @@ from isthmus_shared.kv.manifest import GroupKind, KvDtype, KvGroup, KvManifest
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.base import WireMessage
 from isthmus_shared.messages.health import ProcessState, Role, WorkerHeartbeat, WorkerLoad, WorkerLost
-from isthmus_shared.messages.route import Deadlines, Mode, Prediction, Route, RouteReply, RouteRequest
+from isthmus_shared.messages.route import Deadlines, Mode, Prediction, Queued, Route, RouteReply, RouteRequest
 from isthmus_shared.messages.work import (
     Ack,
     Cancel,
@@ -283,6 +283,8 @@ class FakeCluster:
     deadlines: Deadlines = field(default_factory=lambda: Deadlines(ttft_s=10, transfer_s=10, stall_s=10))
     workers: dict[str, FakeWorker] = field(default_factory=dict)
     routes: list[RouteRequest] = field(default_factory=list)
+    asks_in_line: int = 0
+    """So many asks for a route are told that they are still in line."""
     planner_fault: IsthmusError | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared: nobody generates."""
@@ -335,6 +337,10 @@ class FakeCluster:
         self.routes.append(request)
         if self.planner_fault is not None:
             return RouteReply(fault=self.planner_fault.to_fault())
+        if self.asks_in_line > 0:
+            self.asks_in_line -= 1
+            await asyncio.sleep(min(0.1, request.patience_s))
+            return RouteReply(queued=Queued(position=0, wait_s=0.1))
         usable = [w for w in self.workers.values() if w.alive and w.incarnation not in request.exclude]
         prefill = next((w for w in usable if w.name.startswith("p")), None)
         decode = next((w for w in usable if w.name.startswith("d")), None)

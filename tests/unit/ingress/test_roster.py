@@ -39,6 +39,8 @@ async def test_who_was_silent_is_back_with_its_next_beat(beat: WorkerHeartbeat) 
     assert roster.beat(beat, now_s=21.5) is None, "once"
     roster.lost(beat.incarnation)
     assert roster.beat(beat, now_s=22.0) is None, "whoever saw it end knows better"
+    roster.called_silent(beat.incarnation)
+    assert roster.beat(beat, now_s=22.5) == WorkerBack(beat.incarnation), "others had not heard it"
 
 
 async def test_silence_that_is_ours_counts_for_nothing(beat: WorkerHeartbeat) -> None:

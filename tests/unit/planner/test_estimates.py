@@ -158,7 +158,7 @@ def test_a_worker_that_takes_another_role_is_not_taken_to_prefill_all_the_time()
     prompts = [StepSample(step_s=0.3, decode_sequences=0, prefill_tokens=256, kv_tokens=0) for _ in range(8)]
     prefilled = beat("w", *prompts, total=8, role=Role.PREFILL)
     estimates.beat(prefilled)
-    assert estimates.live()[prefilled.incarnation].prefill_share > 0.3
+    assert estimates.live()[prefilled.incarnation].prefill_share > 0.2
     estimates.beat(beat("w", *prompts, total=8, role=Role.DECODE))
     assert estimates.live()[prefilled.incarnation].prefill_share == 0.0
 
@@ -186,3 +186,21 @@ def test_costs_beyond_the_present_load_are_known_from_what_was_seen_before() -> 
         estimates.beat(beat("w", step, total=number + 1))
     steady = estimates.steady()[Incarnation("life-w")].costs
     assert steady.step_s(32, 32 * 8000) == pytest.approx(truth.step_s(32, 32 * 8000), rel=0.1)
+
+
+def test_the_share_of_time_that_prompts_take_is_of_all_time_so_that_an_idle_worker_has_none() -> None:
+    estimates, total = Estimates(prior_costs(DEFAULTS)), 0
+    life = Incarnation("life-w")
+
+    def mixed(tokens: int) -> StepSample:
+        return StepSample(
+            step_s=TRUTH.step_s(4, 8000, tokens), decode_sequences=4, prefill_tokens=tokens, kv_tokens=8000
+        )
+
+    for _ in range(30):  # 20 of each beat's 40 steps have a prompt of 1,000 tokens: 10 ms of it
+        total += 40
+        estimates.beat(beat("w", *(mixed(1000 * (index % 2)) for index in range(8)), total=total))
+    assert estimates.live()[life].prefill_share == pytest.approx(20 * 0.01 / 0.5, rel=0.1)
+    for _ in range(20):
+        estimates.beat(beat("w", total=total, running=0))
+    assert estimates.live()[life].prefill_share < 0.01

@@ -31,8 +31,6 @@ CHANGE_FADE = 0.02
 """What the past is still worth then."""
 SCATTER_SHARE = 0.05
 """Of the newest residual in the scatter."""
-SHARE_FADE = 0.97
-"""Of earlier steps in the share of time that goes to prompts: some thirty count."""
 LEAST_S = 1e-7
 
 
@@ -76,7 +74,7 @@ class LiveCosts:
     spread: float
     """p90 over p50 of a step."""
     prefill_share: float = 0.0
-    """Of its steps' time, what prompts took lately: decoding sequences waited so long."""
+    """Of the time that passed lately, what prompts took: decoding sequences waited so long."""
 
     def prefill_s(self, tokens: float, sequences: float, kv_tokens: float) -> float:
         """Of so many prompt tokens, in steps that also decode `sequences` with `kv_tokens` in the cache."""
@@ -97,7 +95,6 @@ class StepEstimator:
         self._ratios = [1.0] * TERMS
         self._scatter = NOISE
         self._in_a_row = 0
-        self._busy_s = self._prompts_s = 0.0
         self._to_believe = WARM_OBSERVATIONS
         self._decode_seen = self._prefill_seen = self._chunk_tokens = self._seen = 0
 
@@ -110,7 +107,6 @@ class StepEstimator:
             prefill_seen=self._prefill_seen,
             chunk_tokens=self._chunk_tokens,
             spread=math.exp(1.6 * min(self._scatter, 1.0)),  # |residual| averages 0.8 σ; p90 lies at 1.28 σ
-            prefill_share=self._prompts_s / self._busy_s if self._busy_s else 0.0,
         )
 
     @property
@@ -135,14 +131,7 @@ class StepEstimator:
         self._scatter += SCATTER_SHARE * (min(abs(residual), 1.0) - self._scatter)
         # In units of the time that was seen: an expectation far too high or low would weigh wrongly.
         self._learn([part / seen.step_s for part in parts])
-        prompts_s = min(seen.step_s, seen.prefill_tokens * self._unit[3] * self._ratios[3])
-        self._prompts_s = SHARE_FADE * self._prompts_s + prompts_s
-        self._busy_s = SHARE_FADE * self._busy_s + seen.step_s
         return True
-
-    def forget_share(self) -> None:
-        """It has another role: what its steps' time went to says nothing of what it will go to."""
-        self._busy_s = self._prompts_s = 0.0
 
     def check_invariants(self) -> None:
         assert all(ratio >= 0 and math.isfinite(ratio) for ratio in self._ratios)

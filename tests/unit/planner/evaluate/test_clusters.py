@@ -41,7 +41,7 @@ def good(policy: Planner | rules.Rule, mix_number: int, asked: tuple[Request, ..
 @pytest.mark.parametrize("mix_number", [1, 2])
 def test_more_requests_meet_their_targets_than_under_simple_rules(mix_number: int) -> None:
     specs = MIXES[mix_number].workers()
-    asked = load(0.8 * bound(mix_number), 1_200)
+    asked = load(0.8 * bound(mix_number), 800)
     ours = good(Planner(), mix_number, asked)
     for make in (rules.round_robin, rules.least_loaded, lambda workers: rules.threshold(workers, 2048)):
         assert ours > 1.1 * good(make(specs), mix_number, asked)
