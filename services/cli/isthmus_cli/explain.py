@@ -104,7 +104,9 @@ def _explanation(each: Explanation, title: str) -> list[RenderableType]:
         parts.append(Text(f"left out: {told}"))
     parts.append(Text.assemble(("refused: " if each.chosen is None else "why: ", "bold"), each.why))
     if each.outcome is not None:
-        parts.append(_outcome(each.outcome, None if each.chosen is None else each.chosen.predicted))
+        # The times are the client's, over all attempts: of a request that was routed anew, not what was predicted here.
+        alone = each.chosen if each.outcome.attempts == 1 else None
+        parts.append(_outcome(each.outcome, None if alone is None else alone.predicted))
     elif each.chosen is not None:
         parts.append(Text("no outcome yet, or this was not its last attempt"))
     return parts
