@@ -43,10 +43,6 @@ from isthmus_shared.errors import (
 )
 from isthmus_shared.ids import TransferId
 
-RETARGET_WAIT_S = 30.0
-"""For a flow that is still being filled, after its consumer was lost: more than the longest prefill takes, which the
-ingress lets finish before it names another destination. Then its producer is told."""
-
 
 class OutSide:
     def __init__(self, ledger: Ledger) -> None:
@@ -304,7 +300,7 @@ class OutSide:
             self.end_retained(flow, error)
         elif flow.state is not OutState.SEALED and isinstance(error, PartyLost):
             self._leave_consumer(flow)
-            flow.orphaned_by, flow.orphaned_until_s = error, self._ledger.now_s + RETARGET_WAIT_S
+            flow.orphaned_by, flow.orphaned_until_s = error, self._ledger.now_s + self._ledger.settings.retarget_wait_s
             self._ledger.wake_at(flow.orphaned_until_s, (Side.OUT, flow.key))
         else:
             self._leave_consumer(flow)

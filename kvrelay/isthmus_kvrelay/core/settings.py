@@ -12,6 +12,8 @@ WORK_REQUESTS = 256
 smallest queue of an RDMA device seen in practice (4,351)."""
 RETAIN_SHARE = 0.25
 """Default, of the out-share: retained flows are a bet on a destination's death; three quarters always turn over."""
+RETARGET_WAIT_S = 30.0
+"""More than the longest prefill takes, which the ingress lets finish before it names another destination."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class RelaySettings:
     """Credit: CPU microseconds that receiving may cost per decode step of a consumer. 0 switches it off."""
     feedback: bool = True
     """Whether senders are told the consumers' inter-token latency."""
+    retarget_wait_s: float = RETARGET_WAIT_S
+    """For a flow that is still being filled, after its consumer was lost; then its producer is told."""
 
     def __post_init__(self) -> None:
         assert self.work_requests is None or self.work_requests > 0

@@ -63,6 +63,10 @@ class Node:
         return self.ref.model_copy(update={"address": address})
 
 
+RETARGET_WAIT_S = 1.0
+"""Short of a relay's usual one, so that a test sees its end."""
+
+
 def daemon_settings(
     folder: Path,
     name: str,
@@ -89,6 +93,7 @@ def daemon_settings(
             total_slots=total_slots,
             out_share=out_share,
             rate_bytes_per_s=rate_bytes_per_s,
+            retarget_wait_s=RETARGET_WAIT_S,
         ),
         transport=TransportSettings(
             tcp=dataclasses.replace(settings, **(tcp or {})),  # type: ignore[arg-type]
