@@ -153,7 +153,7 @@ class Preparer:
             top_logprobs=request.wanted_logprobs,
             tenant=tenant,
             cache_salt=tenant.salt_with(request.cache_salt),
-            slo=self._classes.of(request.slo_class or "", tenant.slo_class),
+            slo=self._classes.of(request.slo_class or "", tenant.slo_class, keyed=tenant is not ANYONE),
         )
 
 

@@ -46,8 +46,12 @@ class SloClasses:
     by_name: Mapping[str, Slo] = field(default_factory=dict)
     default: Slo | None = None
 
-    def of(self, asked: str, own: str) -> Slo | None:
-        """`asked`: what the request names, `own`: its key's; empty: none. `InvalidRequest`: it may not have that."""
+    def of(self, asked: str, own: str, *, keyed: bool = True) -> Slo | None:
+        """`asked`: what the request names, `own`: its key's; empty: none. `keyed`: whether it came with a key, which
+        bounds what it may ask for: by its own class, else by the default one, else by priority 0.
+
+        `InvalidRequest`: it may not have that.
+        """
         mine = self.by_name.get(own, self.default)
         if not asked:
             return mine
@@ -55,10 +59,12 @@ class SloClasses:
         if wanted is None:
             names = ", ".join(sorted(self.by_name)) or "none is set up"
             raise InvalidRequest(f"{asked[:MAX_NAME]!r} is no SLO class", why=f"known: {names}", param=BODY_FIELD)
-        if own and mine is not None and wanted.priority > mine.priority:
+        most = 0 if mine is None else mine.priority
+        if keyed and wanted.priority > most:
+            whose = "its own class" if own else "the class of a key that has none"
             raise InvalidRequest(
                 f"this key may not ask for the class {asked!r}",
-                why=f"its own, {own!r}, has a lower priority",
+                why=f"{whose} has priority {most}, that one {wanted.priority}",
                 param=BODY_FIELD,
             )
         return wanted

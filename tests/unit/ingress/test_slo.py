@@ -18,8 +18,8 @@ TEXT = """
 CLASSES = parse_classes(TEXT, "classes")
 
 
-def name_of(asked: str, own: str) -> str:
-    slo = CLASSES.of(asked, own)
+def name_of(asked: str, own: str, *, keyed: bool = False) -> str:
+    slo = CLASSES.of(asked, own, keyed=keyed)
     return "" if slo is None else slo.name
 
 
@@ -28,7 +28,7 @@ def test_a_request_has_the_class_that_it_names_else_its_keys_else_the_default() 
     assert name_of("", "batch") == "batch"
     assert name_of("batch", "usual") == "batch"
     assert name_of("fast", "") == "fast"
-    fast = CLASSES.of("fast", "")
+    fast = CLASSES.of("fast", "", keyed=False)
     assert fast is not None
     assert (fast.ttft_s, fast.itl_s, fast.priority) == (0.5, 0.05, 10)
     assert parse_classes("", "classes").of("", "gone") is None
@@ -37,6 +37,11 @@ def test_a_request_has_the_class_that_it_names_else_its_keys_else_the_default() 
 def test_a_key_gets_no_higher_priority_than_its_own_class_has() -> None:
     with pytest.raises(InvalidRequest, match="may not ask"):
         CLASSES.of("fast", "batch")
+    with pytest.raises(InvalidRequest, match="priority 0, that one 10"):
+        CLASSES.of("fast", "")
+    assert name_of("batch", "", keyed=True) == "batch"
+    with pytest.raises(InvalidRequest, match="may not ask"):
+        parse_classes('{"name": "fast", "priority": 1}', "classes").of("fast", "")
     with pytest.raises(InvalidRequest, match="known: batch, fast, usual"):
         CLASSES.of("faster", "")
 
