@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from isthmus_kvrelay.core.settings import WORK_REQUESTS, RelaySettings
+from isthmus_kvrelay.core.settings import RETARGET_WAIT_S, WORK_REQUESTS, RelaySettings
 from isthmus_kvrelay.daemon.pool_memory import MemorySettings
 from isthmus_kvrelay.daemon.relay_daemon import DaemonSettings
 from isthmus_kvrelay.transports.choice import TransportKind, TransportSettings
@@ -64,6 +64,12 @@ class RelayConfig(ServiceConfig):
         description="CPU microseconds that receiving may cost while a worker's engine makes one decode step; 0: any",
     )
     rate_bytes_per_s: float = Field(default=0, ge=0, description="Ceiling of one lane; 0 is none")
+    retarget_wait_s: float = Field(
+        default=RETARGET_WAIT_S,
+        ge=0,
+        le=3600,
+        description="How long KV that is still being filled waits for another destination when its own was lost",
+    )
     streams: int = Field(default=2, ge=1, le=MAX_STREAMS, description="TCP data streams of one lane")
     compiled: bool = Field(
         default=True, description="Move TCP lanes' bytes in loops that numba compiles, where numba is installed"
@@ -119,6 +125,7 @@ class RelayConfig(ServiceConfig):
                 client_share=self.client_share,
                 work_requests=self.work_requests or None,
                 host_us_per_step=self.host_us_per_step,
+                retarget_wait_s=self.retarget_wait_s,
             ),
             transport=TransportSettings(
                 tcp=TcpSettings(

@@ -93,6 +93,7 @@ def start_relay(tmp_path: Path, nats_server: EmbeddedNats) -> StartRelay:
             "ISTHMUS_RELAY_SECRET": SECRET,
             "ISTHMUS_RELAY_POOL_BYTES": str(SLOTS * SLOT_BYTES),
             "ISTHMUS_RELAY_SLOT_BYTES": str(SLOT_BYTES),
+            "ISTHMUS_RELAY_RETARGET_WAIT_S": "1",
             "ISTHMUS_RELAY_COMPILED": "false",  # half a second of CPU for each relay, for a few KiB
         }
         with log.open("wb") as stderr:

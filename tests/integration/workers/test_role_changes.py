@@ -176,5 +176,5 @@ def test_models_are_named_with_their_folders() -> None:
     assert config.model_names == ("one", "two", "three")
     assert config.engine_for("two").model_path == Path("/models/two")
     for wrong in ("two", "two=", "=x", "two=/a,two=/b"):
-        with pytest.raises(ConfigInvalid, match="model"):
+        with pytest.raises(ConfigInvalid, match="ISTHMUS_WORKER_MODELS"):
             WorkerConfig.load({**environ, "ISTHMUS_WORKER_MODELS": wrong})

@@ -138,8 +138,8 @@ async def test_a_closed_loop_goes_on_over_lost_connections_and_an_open_one_over_
         while len(outcomes) < 4:
             await load.closed_loop(2, 0.05, SHAPE)
     kinds = [outcome.error for outcome in outcomes]
-    assert kinds.count("connection_closed") == 1
-    assert kinds.count(None) == len(kinds) - 1 >= 3
+    assert set(kinds) == {"connection_closed", None}
+    assert kinds.count(None) >= 3, "it goes on"
     outcomes.clear()
     load = Load(target, Asking("m"), outcomes.append, timeout_s=5, seed=1)
     await load.open_loop([Arrival(0.0, SHAPE), Arrival(0.01, SHAPE)])
