@@ -148,7 +148,10 @@ class OutSide:
     def seal(self, event: SealSink) -> None:
         flow = self.flows.get(event.key)
         if flow is None or flow.owner != event.client or flow.state is OutState.SEALED:
-            return  # over already: delivered before its seal was read, or aborted
+            # Over already: delivered before its seal was read, or ended. No word but this will say that its producer
+            # writes no more.
+            self._ledger.let_go(event.client, Pin.PRODUCER, event.key)
+            return
         if not flow.all_filled:
             fault = ProtocolViolation("a sink was sealed before all of it was filled").to_fault()
             self._ledger.emit(CloseClient(event.client, fault))

@@ -108,3 +108,15 @@ def test_a_consumer_that_gives_up_is_not_taken_for_one_that_was_served(tell: Tol
     tell.open_source()
     told = tell(ev.ReleaseSource(CONSUMER, KEY))
     assert [each.fault.code for each in told if isinstance(each, ev.FlowClosed) and each.fault] == ["cancelled"] * 2
+
+
+def test_a_seal_of_a_flow_that_has_ended_meanwhile_lets_its_slots_go(tell: Told) -> None:
+    """Its producer has sealed and says nothing more, while the relay had not read that yet when the flow ended."""
+    tell.open_sink()
+    tell.open_source()
+    tell(ev.AbortByClient(CONSUMER, KEY, FAULT))
+    tell(ev.ReleaseSource(CONSUMER, KEY, False))
+    tell.fill()
+    assert tell.quarantined() == 2
+    tell(ev.SealSink(PRODUCER, KEY))
+    assert tell.core.stats().at_rest
