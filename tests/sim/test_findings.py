@@ -70,3 +70,29 @@ def test_no_process_ends_because_the_bus_is_back_with_a_limit_that_its_messages_
         assert (outcome.error, len(outcome.tokens)) == (None, 5)
 
     in_a_cluster(main)
+
+
+def test_what_a_relay_expects_over_a_lane_that_was_lost_while_it_was_paused_is_quiet() -> None:
+    """Seeds 1695, 5358 and 6000: it went on with what it had been asked before it heard of the loss. The fault was the
+    simulated lanes'; `TcpTransport.expect` says at once that nothing will land."""
+
+    async def main(cluster: Cluster) -> None:
+        for number in range(4):
+            assert (await answered(cluster, number)).error is None, "each decode worker's relay has a lane"
+        relays = [node for node in cluster.nodes if node.name.startswith("node-d")]
+        for relay in relays:
+            assert relay.process is not None
+            relay.process.life.pause()
+        asked = asyncio.create_task(answered(cluster, 10))
+        await asyncio.sleep(0.3)
+        for relay in relays:
+            assert relay.daemon is not None
+            cluster.world.fabric.cut(relay.daemon.transport)
+        await asyncio.sleep(0.3)
+        for relay in relays:
+            assert relay.process is not None
+            relay.process.life.resume()
+        outcome = await asked
+        assert (outcome.error, len(outcome.tokens)) == (None, 5)
+
+    in_a_cluster(main)

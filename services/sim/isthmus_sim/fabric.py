@@ -133,7 +133,10 @@ class SimTransport:
         self.fabric.send_chunk(self, effect)
 
     def expect(self, effect: ev.ExpectChunk) -> None:
-        self.landing.arm(effect)
+        if self.fabric.connects(effect.lane):
+            self.landing.arm(effect)
+        else:
+            self.fabric.never_lands(self, effect)
 
     def revoke(self, effect: ev.RevokeFlow) -> None:
         for into in sorted(self.landing.revoke(effect.lane, effect.key), key=lambda ref: ref.slot):
@@ -170,6 +173,8 @@ class Fabric:
         self._rng = rng
         self._context = copy_context()
         self._lanes: dict[LaneId, _Wire] = {}
+        self._ending: dict[LaneId, list[ev.SlotUse]] = {}
+        """Of lanes that are lost while their relay was not told yet: what it will be told is quiet."""
         self._numbers = count(1)
         self._held: dict[tuple[str, str], list[Callable[[], object]]] = {}
         """By the nodes that it goes from and to: what waits in that direction."""
@@ -202,6 +207,17 @@ class Fabric:
         nodes = here.transport.node, there.transport.node
         took_s = self.lanes.send_s(*nodes, effect.size_bytes, self.loop.world_s) * self._slow(here, there)
         self._after(took_s, self._through, here, there, lambda: self._sent(wire, effect))
+
+    def connects(self, lane: LaneId) -> bool:
+        return lane in self._lanes
+
+    def never_lands(self, transport: SimTransport, effect: ev.ExpectChunk) -> None:
+        """It is expected over a lane that is lost: said to be quiet, and not before the lane is said to be down."""
+        ending = self._ending.get(effect.lane)
+        if ending is not None:
+            ending.append(effect.into)
+        else:
+            self._tell(transport, ev.SlotQuiet(effect.into))
 
     # -- faults
 
@@ -333,13 +349,14 @@ class Fabric:
             del self._lanes[end.lane]
             unsent = [effect for (lane, _), effect in wire.sending.items() if lane == end.lane]
             quiet = sorted(end.transport.landing.revoke_lane(end.lane), key=lambda ref: ref.slot)
-            self._after(self._latency_s(), self._down, end, fault, unsent, quiet)
+            self._ending[end.lane] = quiet
+            self._after(self._latency_s(), self._down, end, fault, unsent)
         wire.sending.clear()
 
-    def _down(self, end: _End, fault: Fault, unsent: list[ev.SendChunk], quiet: list[ev.SlotUse]) -> None:
+    def _down(self, end: _End, fault: Fault, unsent: list[ev.SendChunk]) -> None:
         self._tell(end.transport, ev.LaneDown(end.lane, fault))
         for effect in unsent:
             lost = ev.ChunkSent(end.lane, effect.key, effect.chunk, effect.out_of, ok=False)
             self._tell(end.transport, lost)
-        for into in quiet:
+        for into in self._ending.pop(end.lane):
             self._tell(end.transport, ev.SlotQuiet(into))
