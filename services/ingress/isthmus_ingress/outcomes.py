@@ -1,9 +1,10 @@
-"""What became of requests, kept until the next beat tells the planners."""
+"""What became of requests, kept until the planners are told: a beat later, or once there are enough for a message."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 
 from isthmus_ingress.driver import RunningSaga
 from isthmus_shared.bus.port import Bus
@@ -12,8 +13,8 @@ from isthmus_shared.ids import Incarnation, IngressId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.outcomes import MAX_OUTCOMES, Outcome, Outcomes
 
-PER_MESSAGE = min(256, MAX_OUTCOMES)
-"""Some 80 kB, and 300 kB with the longest ids that clients may give: within every bus' limit for a message."""
+PER_MESSAGE = min(32, MAX_OUTCOMES)
+"""Some 10 kB. To make or to read so many takes 0.5 ms, in which no ingress streams and no planner chooses."""
 MAX_WAITING = 8 * MAX_OUTCOMES
 """Beyond it the oldest are dropped: planners have less to learn from, nothing else. 16,000 ends a second at the default
 beat, or a minute without a bus at 130 a second."""
@@ -22,21 +23,33 @@ beat, or a minute without a bus at 130 a second."""
 class OutcomeLog:
     def __init__(self) -> None:
         self._waiting: deque[Outcome] = deque(maxlen=MAX_WAITING)
+        self.enough = asyncio.Event()
+        """Set while there is a message's worth."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, outcome: Outcome) -> None:
         self._waiting.append(outcome)
+        self._look()
 
     def take(self) -> tuple[Outcome, ...]:
         """As many as fit into a message, oldest first."""
-        return tuple(self._waiting.popleft() for _ in range(min(PER_MESSAGE, len(self._waiting))))
+        taken = tuple(self._waiting.popleft() for _ in range(min(PER_MESSAGE, len(self._waiting))))
+        self._look()
+        return taken
 
     def put_back(self, outcomes: tuple[Outcome, ...]) -> None:
         """What could not be told now; the oldest of it goes first where there is no room."""
         room = MAX_WAITING - len(self._waiting)
         self._waiting.extendleft(reversed(outcomes[max(0, len(outcomes) - room) :]))
+        self._look()
+
+    def _look(self) -> None:
+        if len(self._waiting) < PER_MESSAGE:
+            self.enough.clear()
+        else:
+            self.enough.set()
 
 
 def outcome_of(saga: RunningSaga, now_s: float) -> Outcome:
@@ -68,13 +81,17 @@ def outcome_of(saga: RunningSaga, now_s: float) -> Outcome:
 async def tell(bus: Bus, log: OutcomeLog, ingress_id: IngressId, life: Incarnation, interval_s: float) -> None:
     """Until cancelled. What the bus did not take waits for the next beat, within the log's bound."""
     while True:
-        await asyncio.sleep(interval_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(interval_s):
+                await log.enough.wait()
         while outcomes := log.take():
             try:
                 await _publish(bus, Outcomes(ingress_id=ingress_id, ingress=life, outcomes=outcomes))
             except BusDisconnected:
                 log.put_back(outcomes)
+                await asyncio.sleep(interval_s)
                 break
+            await asyncio.sleep(0)  # between two of many, streams go on
 
 
 async def _publish(bus: Bus, message: Outcomes) -> None:

@@ -97,3 +97,34 @@ async def test_a_message_that_is_too_large_for_the_bus_is_told_in_parts() -> Non
                     break
         task.cancel()
     assert got == [f"r{number}" for number in range(9)]
+
+
+async def test_enough_for_a_message_is_told_without_waiting_for_the_beat() -> None:
+    broker, log = MemoryBroker(), OutcomeLog()
+    sender, listener = broker.client(), broker.client()
+    async with listener.subscribe(subjects.OUTCOMES) as heard, asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(tell(sender, log, IngressId("i"), Incarnation("life"), 3600.0))
+        for number in range(2 * PER_MESSAGE):
+            log.add(outcome(number))
+        got: list[str] = []
+        async with asyncio.timeout(30):
+            async for message in heard:
+                told = names(Outcomes.decode(message.data).outcomes)
+                assert len(told) == PER_MESSAGE, "each is read in one go, between two routes"
+                got += told
+                if len(got) == 2 * PER_MESSAGE:
+                    break
+        task.cancel()
+    assert got == [f"r{number}" for number in range(2 * PER_MESSAGE)]
+
+
+def test_enough_is_said_as_long_as_there_is() -> None:
+    log = OutcomeLog()
+    for number in range(PER_MESSAGE):
+        assert not log.enough.is_set()
+        log.add(outcome(number))
+    assert log.enough.is_set()
+    taken = log.take()
+    assert not log.enough.is_set()
+    log.put_back(taken)
+    assert log.enough.is_set()
