@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar, assert_never
 
 from isthmus_ingress.calls import Calls
@@ -36,7 +36,7 @@ from isthmus_ingress.saga_types import (
 )
 from isthmus_shared.errors import IsthmusError
 from isthmus_shared.ids import Incarnation
-from isthmus_shared.messages.quick import Facts, QuickEvent
+from isthmus_shared.messages.quick import Facts, QuickEvent, QuickSteps
 from isthmus_shared.messages.route import Route
 from isthmus_shared.messages.work import (
     SequenceEvent,
@@ -44,6 +44,8 @@ from isthmus_shared.messages.work import (
 from isthmus_shared.tracing import NULL_SPAN, Span
 
 E = TypeVar("E", AskRoute, Submit, Start, Save, SendCancel, SendRelease)
+Said = tuple[QuickSteps, QuickEvent]
+"""An event, and the message that it came in."""
 
 
 class RunningSaga:
@@ -127,6 +129,36 @@ class RunningSaga:
         late = self.ledger.take(now_s, len(token_ids), incarnation, step)
         if late is not None:
             self._note_late(late, len(token_ids))
+        return True
+
+    def flow_together(self, said: Sequence[Said], now_s: float) -> bool:
+        """`flow` of some events that came at the same time, without a finish. False: one of them is not usual, and
+        none was taken."""
+        flow, (steps, first) = self.saga.flow, said[0]
+        if flow is None:
+            return False
+        incarnation, generation, index = steps.worker.incarnation, first.generation, first.output_index
+        token_ids: list[int] = []
+        for each, event in said:
+            if (
+                event.output_index != index + len(token_ids)
+                or event.generation != generation
+                or event.finish is not None
+                or event.cached_tokens
+                or not event.token_ids
+                or each.worker.incarnation != incarnation
+            ):
+                return False
+            token_ids += event.token_ids
+        run = tuple(token_ids)
+        if not flow.take(incarnation, QuickEvent(first.request_id, generation, index, run), now_s):
+            return False
+        if not self._outbox.flow(self._index, run):
+            self._loop.call_soon(self.feed, ClientGone())
+        late = self.ledger.take(now_s, len(first.token_ids), incarnation, steps.step)
+        if late is not None:
+            self._note_late(late, len(run))
+        self.ledger.more_at_once(len(said) - 1, said[-1][0].step)
         return True
 
     def _note_late(self, late: Excursion, tokens: int) -> None:

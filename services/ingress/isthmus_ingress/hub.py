@@ -12,14 +12,14 @@ from isthmus_ingress.outcomes import OutcomeLog, outcome_of
 from isthmus_ingress.recent import RecentLatencies
 from isthmus_ingress.roster import Roster
 from isthmus_ingress.saga_types import BusBack, Event, MoveWanted, WorkerGone
+from isthmus_ingress.step_reader import StepReader
 from isthmus_shared.bus.port import Bus, Subscription
 from isthmus_shared.errors import ProtocolViolation
 from isthmus_shared.ids import RequestId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import LEFT, WorkerHeartbeat, WorkerLost
-from isthmus_shared.messages.quick import QuickSteps, read_steps
 from isthmus_shared.messages.route import RoutePlan
-from isthmus_shared.messages.work import MoveRequests, StepEvents
+from isthmus_shared.messages.work import MoveRequests
 from isthmus_shared.metrics import Metrics
 
 MAX_PENDING_EVENTS = 16384
@@ -85,34 +85,9 @@ class Hub:
             self.ready.set()
 
     async def _read_events(self, events: Subscription) -> None:
+        steps = StepReader(self._sagas, self._now_s, self._malformed, self.log)
         async for message in events:
-            try:
-                self._take_steps(message.data)
-            except ProtocolViolation as error:
-                self._malformed(message.subject, error)
-            except Exception:  # a bug that one message meets ends neither the others' streams nor this process
-                self.log.exception("message.broke", subject=message.subject)
-
-    def _take_steps(self, data: bytes) -> None:
-        steps = read_steps(data)
-        if steps is not None:
-            self._take_quick(steps)
-            return
-        step = StepEvents.decode(data)
-        incarnation = step.worker.incarnation
-        for event in step.events:
-            saga = self._sagas.get(event.request_id)
-            if saga is not None:
-                saga.take(incarnation, event, step.step)
-
-    def _take_quick(self, steps: QuickSteps) -> None:
-        now_s = self._now_s()
-        sagas, incarnation, facts = self._sagas, steps.worker.incarnation, steps.step
-        for event in steps.events:
-            saga = sagas.get(event.request_id)
-            if saga is None or (event.finish is None and saga.flow(incarnation, event, facts, now_s)):
-                continue
-            saga.take(incarnation, event.as_event(), facts)
+            steps.take((message, *events.take_waiting()))
 
     async def _read_beats(self, beats: Subscription) -> None:
         loop = asyncio.get_running_loop()

@@ -74,10 +74,7 @@ class ItlLedger:
         gap_s, median_s = at_s - last_s, self._median_s
         itl_s = gap_s / tokens
         if worker == last_worker:  # a hand-over says nothing about what is usual
-            self._gaps.append(itl_s)
-            self._seen += 1
-            if self._seen % RENEW_EVERY == 0:
-                self._median_s = median(self._gaps)
+            self._add(itl_s)
             if itl_s < FLOOR_S and not self._target_s:
                 return None  # as nearly all are
         above_usual = median_s > 0 and itl_s > RATIO * median_s and itl_s - median_s >= FLOOR_S
@@ -91,6 +88,24 @@ class ItlLedger:
             usual_s = min((bound_s for bound_s in (median_s, self._target_s) if bound_s), default=0.0)
             cause = _cause(gap_s, step, last_step, usual_s=usual_s * tokens)
         return Excursion(cause, itl_s, median_s)
+
+    def more_at_once(self, count: int, step: Facts | None) -> None:
+        """Of the same worker, `count` further takes of the same moment, the last with `step`: none of them is late."""
+        if count == 0:
+            return
+        self._step = step
+        self._seen += count
+        after = min(count, self._seen % RENEW_EVERY)  # the last renewal
+        self._gaps.extend([0.0] * (count - after))
+        if count > after:
+            self._median_s = median(self._gaps)
+        self._gaps.extend([0.0] * after)
+
+    def _add(self, itl_s: float) -> None:
+        self._gaps.append(itl_s)
+        self._seen += 1
+        if self._seen % RENEW_EVERY == 0:
+            self._median_s = median(self._gaps)
 
 
 def median(values: Iterable[float]) -> float:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import nats.errors
@@ -26,7 +26,7 @@ from isthmus_shared.bus import refusals
 from isthmus_shared.bus.client import LoginClient
 from isthmus_shared.bus.denied import Denied
 from isthmus_shared.bus.direct import mover
-from isthmus_shared.bus.ending import end, fail, observe
+from isthmus_shared.bus.ending import end, observe
 from isthmus_shared.bus.interest import Interest
 from isthmus_shared.bus.login import NO_LOGIN, BusLogin, dialling, shown
 from isthmus_shared.bus.pending import PendingMessages
@@ -56,6 +56,7 @@ class NatsBus:
 
     def __init__(self, url: str, *, name: str, login: BusLogin = NO_LOGIN) -> None:
         self._to, self._name = dialling(url, login), name
+        self._loop = asyncio.get_running_loop()
         self._log = structlog.get_logger().bind(bus=shown(url))
         self._client = LoginClient(self._to)
         self._up = asyncio.Event()
@@ -128,7 +129,7 @@ class NatsBus:
         size_bytes = len(data) + refusals.headers_size_bytes(headers)
         if size_bytes > self.max_payload_bytes:
             raise refusals.too_large(subject, size_bytes, self.max_payload_bytes)
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         cancelled_before = task.cancelling() if task is not None else 0
         try:
             await self._client.publish(subject, data, reply=reply or "", headers=dict(headers) if headers else None)
@@ -142,27 +143,28 @@ class NatsBus:
     async def request(
         self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> BusMessage:
-        with self._reply() as (inbox, answer):
-            self._denied.asking[answer] = subject
-            late = refusals.too_late(subject, timeout_s)
-            try:
-                if self._client.pending_data_size < QUICK_PENDING_BYTES:
-                    # The publish can't block: a timer that fails the answer costs less than a timeout's context.
-                    timer = asyncio.get_running_loop().call_later(timeout_s, fail, answer, late)
-                    try:
-                        await self.publish(subject, data, reply=inbox, headers=headers)
-                        message = await answer
-                    finally:
-                        timer.cancel()
-                else:
+        inbox, answer = self._expect()
+        self._denied.asking[answer] = subject
+        try:
+            if self._client.pending_data_size < QUICK_PENDING_BYTES:
+                # The publish can't block: a timer that fails the answer costs less than a timeout's context.
+                timer = self._loop.call_later(timeout_s, refusals.fail_late, answer, subject, timeout_s)
+                try:
+                    await self.publish(subject, data, reply=inbox, headers=headers)
+                    message = await answer
+                finally:
+                    timer.cancel()
+            else:
+                try:
                     async with asyncio.timeout(timeout_s):
                         await self.publish(subject, data, reply=inbox, headers=headers)
                         message = await answer
-            except TimeoutError as error:
-                raise late from error
-            finally:
-                del self._denied.asking[answer]
-        if message.headers.get("Status") == _NO_RESPONDERS_STATUS and not message.data:
+                except TimeoutError as error:
+                    raise refusals.too_late(subject, timeout_s) from error
+        finally:
+            del self._denied.asking[answer]
+            self._forget(inbox, answer)
+        if message.headers and message.headers.get("Status") == _NO_RESPONDERS_STATUS and not message.data:
             raise refusals.no_responders(subject)
         return message
 
@@ -285,13 +287,15 @@ class NatsBus:
         """Every command given before this one has been carried out by the server when this returns."""
         if not self._client.is_connected:
             raise self._disconnected()
-        with self._reply() as (inbox, answer):
-            try:
-                async with asyncio.timeout(SETTLE_TIMEOUT_S):
-                    await self._client.publish(inbox, b"")
-                    await answer
-            except (nats.errors.Error, OSError) as error:  # TimeoutError is an OSError
-                raise self._disconnected() from error
+        inbox, answer = self._expect()
+        try:
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                await self._client.publish(inbox, b"")
+                await answer
+        except (nats.errors.Error, OSError) as error:  # TimeoutError is an OSError
+            raise self._disconnected() from error
+        finally:
+            self._forget(inbox, answer)
 
     # -- what nats-py tells us ------------------------------------------------------------------------------------
 
@@ -351,22 +355,21 @@ class NatsBus:
         if error is not None:
             raise error
 
-    @contextmanager
-    def _reply(self) -> Iterator[tuple[str, asyncio.Future[BusMessage]]]:
-        """A subject of ours, and the one message that will come on it."""
+    def _expect(self) -> tuple[str, asyncio.Future[BusMessage]]:
+        """A subject of ours, and the one message that will come on it. Whoever asks for it calls `_forget` after."""
         self._reply_count += 1
         inbox = f"{self._reply_prefix}.{self._reply_count}"
         answer: asyncio.Future[BusMessage] = self._future()
         self._replies[inbox] = answer
-        try:
-            yield inbox, answer
-        finally:
-            del self._replies[inbox]
-            self._release(answer)
+        return inbox, answer
+
+    def _forget(self, inbox: str, answer: asyncio.Future[BusMessage]) -> None:
+        del self._replies[inbox]
+        self._release(answer)
 
     def _future(self) -> asyncio.Future[Any]:
         """A future that fails when the connection breaks."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.add(future)
         return future
 

@@ -68,3 +68,8 @@ class PendingMessages:
             self._wake.clear()
             await self._wake.wait()
         return self._messages.popleft()
+
+    def take_waiting(self) -> list[BusMessage]:
+        waiting = list(self._messages)
+        self._messages.clear()
+        return waiting

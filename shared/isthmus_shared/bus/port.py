@@ -37,6 +37,10 @@ class Subscription(Protocol):
 
     def __aiter__(self) -> AsyncIterator[BusMessage]: ...
 
+    def take_waiting(self) -> list[BusMessage]:
+        """What has come and was not iterated over yet: it is, by this."""
+        ...
+
     async def unsubscribe(self) -> None:
         """No more messages; a waiting iteration ends."""
         ...

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import Mapping
+from typing import Any
 
+from isthmus_shared.bus.ending import fail
 from isthmus_shared.errors import BusDisconnected, BusForbidden, DeadlineExceeded, NoResponders, PayloadTooLarge
 
 
@@ -13,6 +16,11 @@ def no_responders(subject: str) -> NoResponders:
 
 def too_late(subject: str, timeout_s: float) -> DeadlineExceeded:
     return DeadlineExceeded(f"no answer on {subject} within {timeout_s:g} s")
+
+
+def fail_late(answer: Future[Any], subject: str, timeout_s: float) -> None:
+    """For a timer; unless it has come."""
+    fail(answer, too_late(subject, timeout_s))
 
 
 def headers_size_bytes(headers: Mapping[str, str] | None) -> int:

@@ -49,6 +49,20 @@ async def test_order_is_kept_per_publisher_and_subject(net: Net) -> None:
         assert [int(m.data) for m in await take(subscription, 500)] == list(range(500))
 
 
+async def test_what_waits_may_be_taken_at_once(net: Net) -> None:
+    bus = await net.client("one")
+    async with bus.subscribe("a.b") as whole, bus.subscribe("a.b") as sign:
+        for number in range(20):
+            await bus.publish("a.b", str(number).encode())
+        await take(sign, 20)  # which comes after the other's
+        taken = await take(whole, 3)
+        taken += whole.take_waiting()
+        assert [int(message.data) for message in taken] == list(range(20))
+        assert whole.take_waiting() == []
+        await bus.publish("a.b", b"20")
+        assert [message.data for message in await take(whole, 1)] == [b"20"]
+
+
 async def test_a_message_keeps_subject_reply_and_headers(net: Net) -> None:
     one, two = await net.client("one"), await net.client("two")
     async with two.subscribe("a.*") as subscription:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import structlog
 
+from isthmus_ingress.driver import Said
 from isthmus_ingress.hub import Hub
 from isthmus_ingress.roster import Roster
 from isthmus_shared.bus.memory import MemoryBroker
@@ -33,6 +35,11 @@ class Listener:
 
     def flow(self, life: Incarnation, event: Any, step: Any, _now_s: float) -> bool:
         self.take(life, event, step)
+        return True
+
+    def flow_together(self, said: Sequence[Said], _now_s: float) -> bool:
+        for steps, event in said:
+            self.flow(steps.worker.incarnation, event, steps.step, 0.0)
         return True
 
 

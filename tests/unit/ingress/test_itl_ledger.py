@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus_ingress.itl_ledger import Cause, Excursion, ItlLedger
 from isthmus_shared.ids import Incarnation
@@ -135,3 +137,25 @@ def test_hand_overs_say_nothing_of_what_is_usual() -> None:
 
 def test_every_cause_has_its_series() -> None:
     assert {cause.value for cause in Cause} == set(ITL_CAUSES)
+
+
+GAPS = st.lists(st.tuples(st.floats(0.0, 0.2), st.integers(0, 40)), max_size=12)
+
+
+@given(GAPS, st.sampled_from([0.0, 0.01]))
+def test_takes_of_one_moment_may_be_told_at_once(takes: list[tuple[float, int]], target_s: float) -> None:
+    """Each: so long after the one before, and so many more of that moment."""
+    single, together, at_s, number = ItlLedger(target_s=target_s), ItlLedger(target_s=target_s), 0.0, 0
+
+    def step() -> StepFacts:
+        return StepFacts(
+            number=number, ended_s=at_s, step_s=0.01, decode_sequences=number % 5, prefill_tokens=0, kv_loads=number % 2
+        )
+
+    for gap_s, more in takes:
+        at_s, number = at_s + gap_s, number + 1
+        assert single.take(at_s, 1, ONE, step()) == together.take(at_s, 1, ONE, step())
+        for _ in range(more):
+            number += 1
+            assert single.take(at_s, 1, ONE, step()) is None
+        together.more_at_once(more, step())
