@@ -194,9 +194,7 @@ class TcpTransport:
             self._mail.post(SlotQuiet(ref))
 
     def close_lane(self, effect: CloseLane) -> None:
-        lane = self._lanes.get(effect.lane)
-        if lane is not None:
-            lane.close(effect.fault.to_error())
+        self._close_lost(effect.lane, effect.fault.to_error())
 
     # --- told by the lanes' threads
 
@@ -349,10 +347,28 @@ class TcpTransport:
     async def _lane_up(
         self, peer: Incarnation, control: socket.socket, data: list[socket.socket], *, dialed: bool
     ) -> None:
-        streams = await self._streams(control, data, dialed=dialed)
-        number = LaneId(next(self._lane_numbers))
+        try:
+            streams = await self._streams(data, dialed=dialed)
+            lane = self._lane(peer, streams)
+        except (OSError, IsthmusError):
+            control.close()
+            raise
+        self._lanes[lane.lane] = lane
+        self._log.info("lane.up", lane=lane.lane, peer=peer, streams=len(data))
+        context = None if self._tls is None else self._tls.context(dialed=dialed)
+        await connect(lambda: lane, control, context, dialed=dialed)
+        if self._stop.is_set():
+            lane.close(PartyLost("the relay is stopping"))
+
+    async def _streams(self, data: list[socket.socket], *, dialed: bool) -> Sequence[Stream]:
+        self.loading.start()
+        if self._tls is None:
+            return [PlainStream(sock, self.loading) for sock in data]
+        return await self._tls.secure(data, dialed=dialed, timeout_s=self._settings.handshake_timeout_s)
+
+    def _lane(self, peer: Incarnation, streams: Sequence[Stream]) -> TcpLane:
         ends = Ends(
-            number,
+            LaneId(next(self._lane_numbers)),
             me=incarnation_digest(self._me.incarnation),
             peer=incarnation_digest(peer),
             pool=self._pool,
@@ -362,7 +378,7 @@ class TcpTransport:
             lost=self._lost,
             refused=self._refused,
         )
-        lane = TcpLane(
+        return TcpLane(
             ends,
             peer=peer,
             data=streams,
@@ -372,22 +388,6 @@ class TcpTransport:
             deliver=self._mail.deliver,
             on_closing=self._lane_closing,
         )
-        self._lanes[number] = lane
-        self._log.info("lane.up", lane=number, peer=peer, streams=len(data))
-        context = None if self._tls is None else self._tls.context(dialed=dialed)
-        await connect(lambda: lane, control, context, dialed=dialed)
-        if self._stop.is_set():
-            lane.close(PartyLost("the relay is stopping"))
-
-    async def _streams(self, control: socket.socket, data: list[socket.socket], *, dialed: bool) -> Sequence[Stream]:
-        self.loading.start()
-        if self._tls is None:
-            return [PlainStream(sock, self.loading) for sock in data]
-        try:
-            return await self._tls.secure(data, dialed=dialed, timeout_s=self._settings.handshake_timeout_s)
-        except OSError:
-            control.close()
-            raise
 
     def _lane_closing(self, lane: TcpLane, error: IsthmusError) -> None:
         self._log.info("lane.closing", lane=lane.lane, code=error.code, error=error.text)

@@ -45,7 +45,7 @@ class TcpLane(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._control: asyncio.Transport | None = None
         self.closing = False
-        self._threads = [t for number, stream in enumerate(data, 1) for t in start_threads(ends, stream, number)]
+        self._threads = start_threads(ends, data)
 
     @property
     def lane(self) -> LaneId:

@@ -10,6 +10,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+import structlog
+
 from isthmus_kvrelay.core.events import ChunkLanded, ChunkSent, Event, LaneId, SendChunk, SlotQuiet
 from isthmus_kvrelay.transports.landing import Landing, LandingTable
 from isthmus_kvrelay.transports.shm import SharedPool
@@ -23,6 +25,8 @@ from isthmus_kvrelay.wire import (
     seed_of,
 )
 from isthmus_shared.errors import IsthmusError, PartyLost, ProtocolViolation
+
+log = structlog.get_logger()
 
 TRAIN_BYTES = 4 << 20
 """A train ends with the chunk that reaches this. Measured on loopback: from 4 MiB on a call's cost no longer shows."""
@@ -58,15 +62,34 @@ class Ends:
         self.jobs: SendQueue = queue.SimpleQueue()
 
 
-def start_threads(ends: Ends, stream: Stream, number: int) -> list[threading.Thread]:
-    """One thread per direction. They end when the stream is shut down and the queue has given them its None."""
-    threads = [
-        threading.Thread(target=work, args=(ends, stream), name=f"relay-{way}-{ends.lane}-{number}", daemon=True)
-        for way, work in (("send", _send_all), ("recv", receive_all))
-    ]
-    for thread in threads:
-        thread.start()
+def start_threads(ends: Ends, streams: Sequence[Stream]) -> list[threading.Thread]:
+    """One per stream and direction. They end when their stream is shut down and the queue has given the sending ones
+    their None. Raises `PartyLost` where this host starts no more; then none runs, and the streams are closed."""
+    threads: list[threading.Thread] = []
+    try:
+        for number, stream in enumerate(streams, 1):
+            for way, work in (("send", _send_all), ("recv", receive_all)):
+                name = f"relay-{way}-{ends.lane}-{number}"
+                thread = threading.Thread(target=work, args=(ends, stream), name=name, daemon=True)
+                thread.start()
+                threads.append(thread)
+    except RuntimeError as error:
+        for stream in streams:
+            stream.shut()
+            ends.jobs.put(None)
+        for thread in threads:
+            thread.join()
+        for stream in streams:
+            stream.close()
+        raise PartyLost(
+            "a lane's threads cannot be started", why=str(error), todo="raise this host's limits"
+        ) from error
     return threads
+
+
+def broken() -> PartyLost:
+    """What a lane is told whose thread met a bug: without it, it would stand still until its transfers' deadlines."""
+    return PartyLost("the lane to a peer broke", why="this relay met a bug, which its log tells")
 
 
 def not_sent(job: SendChunk) -> ChunkSent:
@@ -92,6 +115,10 @@ def _send_all(ends: Ends, stream: Stream) -> None:
             except OSError as error:
                 alive = False
                 ends.lost(ends.lane, PartyLost("the lane to a peer broke", why=str(error)))
+            except Exception:  # a bug
+                alive = False
+                log.exception("lane.thread_broke", lane=ends.lane)
+                ends.lost(ends.lane, broken())
         sent += [ChunkSent(job.lane, job.key, job.chunk, job.out_of, ok=alive) for job in train]
         if sent and (last or not alive or ends.jobs.empty()):
             ends.report(sent)
@@ -163,6 +190,9 @@ def receive_all(ends: Ends, stream: Stream) -> None:
         ends.lost(ends.lane, PartyLost("the lane to a peer broke", why=str(error)))
     except ProtocolViolation as error:
         ends.lost(ends.lane, error)
+    except Exception:  # a bug
+        log.exception("lane.thread_broke", lane=ends.lane)
+        ends.lost(ends.lane, broken())
     if landed:
         ends.report(landed)
 

@@ -25,7 +25,7 @@ from isthmus_kvrelay.framing import FrameReader
 from isthmus_kvrelay.transports.landing import LandingTable
 from isthmus_kvrelay.transports.shm import SharedPool
 from isthmus_kvrelay.transports.stream import PlainStream
-from isthmus_kvrelay.transports.tcp_streams import Ends, receive_all
+from isthmus_kvrelay.transports.tcp_streams import Ends, broken, receive_all
 from isthmus_shared.errors import Cancelled, IsthmusError, ProtocolViolation
 from isthmus_shared.ids import Incarnation
 from isthmus_testing.relay_world import flow
@@ -170,6 +170,7 @@ def received(
         receive_all(ends, stream)
     finally:
         stream.close()
+    assert broken().why not in [error.why for error in lost], "a bug"
     return told, lost
 
 
