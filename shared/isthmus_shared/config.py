@@ -118,6 +118,9 @@ class ServiceConfig(BaseModel):
     def bus_login(self) -> BusLogin:
         return BusLogin(nkey=self.nats_nkey, ca=self.nats_ca, cert=self.nats_cert, key=self.nats_key)
 
+    def check(self) -> None:
+        """Before anything is begun: whether what the settings name can be had. Raises `ConfigInvalid`."""
+
     def masked(self) -> dict[str, Any]:
         """Every setting by field name, fit for a log: secrets are masked."""
         return {name: _mask(value, type(self).model_fields[name]) for name, value in self}

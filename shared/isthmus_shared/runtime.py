@@ -36,6 +36,7 @@ def run_from_environ(
     """`run_service` with the settings of the environment; what is wrong with them goes to stderr, status 2."""
     try:
         config = config_type.load(environ)
+        config.check()
     except ConfigInvalid as error:
         sys.stderr.write(f"{name}: {error.text}\n")
         return EXIT_CONFIG

@@ -7,6 +7,10 @@ from typing import ClassVar
 
 from pydantic import Field, SecretStr, model_validator
 
+from isthmus_ingress.slo import read_classes
+from isthmus_ingress.tenants import read_tenants
+from isthmus_ingress.text import find_tokenizer
+from isthmus_ingress.tls import server_context
 from isthmus_shared.config import ServiceConfig, secret_field
 from isthmus_shared.errors import ConfigInvalid
 from isthmus_shared.models import parse_model_folders
@@ -27,6 +31,10 @@ class IngressConfig(ServiceConfig):
         description="Listen on the port together with other ingresses of this machine that have it set too, each with"
         " an id of its own: one process uses one core, and the kernel spreads connections among them",
     )
+    tls_cert: Path | None = Field(
+        default=None, description="PEM certificate, with its chain, of the API's listener, which then speaks HTTPS only"
+    )
+    tls_key: Path | None = Field(default=None, description="Its private key, not encrypted")
     model: Path = Field(description="Folder of the model's tokenizer.json, tokenizer_config.json and chat template")
     model_name: str | None = Field(
         default=None, min_length=1, max_length=256, description="Model served; unset: whatever the workers serve"
@@ -83,6 +91,12 @@ class IngressConfig(ServiceConfig):
     )
 
     @model_validator(mode="after")
+    def _paired(self) -> IngressConfig:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("ISTHMUS_INGRESS_TLS_CERT and ISTHMUS_INGRESS_TLS_KEY go together: set both, or neither")
+        return self
+
+    @model_validator(mode="after")
     def _named(self) -> IngressConfig:
         try:
             folders = parse_model_folders(self.models)
@@ -100,6 +114,16 @@ class IngressConfig(ServiceConfig):
                 f"ISTHMUS_INGRESS_MODELS names {self.model_name!r}, which is ISTHMUS_INGRESS_MODEL_NAME already"
             )
         return self
+
+    def check(self) -> None:
+        for folder in (self.model, *self.more_models.values()):
+            find_tokenizer(folder)
+        classes = read_classes(self.slo_classes)
+        if self.tenants is not None:
+            tenants = [entry.tenant for entry in read_tenants(self.tenants)]
+            if self.slo_classes is not None:
+                classes.check_names((tenant.name, tenant.slo_class) for tenant in tenants)
+        server_context(self.tls_cert, self.tls_key)
 
     @property
     def more_models(self) -> dict[str, Path]:

@@ -23,8 +23,9 @@ from isthmus_ingress.prepare import Preparer
 from isthmus_ingress.releases import Releases
 from isthmus_ingress.roster import Roster
 from isthmus_ingress.slo import read_classes
-from isthmus_ingress.tenants import Keyring, read_tenants
+from isthmus_ingress.tenants import Keyring, read_tenants, readable_by_others
 from isthmus_ingress.text import ModelText, load_model_text
+from isthmus_ingress.tls import server_context
 from isthmus_ingress.ui.pages import UiPages
 from isthmus_ingress.ui.state import UiState
 from isthmus_shared.ids import IngressId
@@ -58,12 +59,25 @@ class Ingress:
             api_keys=[key.get_secret_value() for key in self.config.api_keys],
             entries=() if self.config.tenants is None else read_tenants(self.config.tenants),
         )
+        self._tls = server_context(self.config.tls_cert, self.config.tls_key)
         self._classes = read_classes(self.config.slo_classes)
-        if self.config.slo_classes is not None:
-            self._classes.check_names((tenant.name, tenant.slo_class) for tenant in self._keyring.tenants.values())
+        self._look_at_tenants()
         self.hub = Hub(runtime.bus, self.events_subject, self.roster, runtime.metrics, runtime.log)
         self._cancels = Cancels(runtime.bus, runtime.log)
         runtime.add_readiness("workers", self._workers_problem)
+
+    def _look_at_tenants(self) -> None:
+        path, tenants = self.config.tenants, self._keyring.tenants.values()
+        if path is not None and readable_by_others(path):
+            todo = "chmod o-r, unless everybody on this host may know the keys or their digests"
+            self.runtime.log.warning("tenants.readable_by_others", path=str(path), todo=todo)
+        if self.config.slo_classes is not None:
+            self._classes.check_names((tenant.name, tenant.slo_class) for tenant in tenants)
+            return
+        classed = sorted(tenant.name for tenant in tenants if tenant.slo_class)
+        if classed:
+            todo = "set ISTHMUS_INGRESS_SLO_CLASSES, or take slo_class out of their lines"
+            self.runtime.log.warning("tenants.classes_unknown", tenants=classed[:8], count=len(classed), todo=todo)
 
     async def run(self) -> None:
         """Until `runtime.stopping`; then what has begun ends first."""
@@ -148,6 +162,7 @@ class Ingress:
                 grace_s=config.shutdown_grace_s,
                 write_stall_s=config.write_stall_s,
                 max_connections=connections_possible(config.max_connections),
+                tls=self._tls,
             )
             self.runtime.log.info("http.listening", address=self.address)
             self.listening.set()

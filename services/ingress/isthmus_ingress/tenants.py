@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import json
 import secrets
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,6 +176,14 @@ def read_tenants(path: Path) -> tuple[Entry, ...]:
     if not entries:
         raise _unreadable(path, "nobody is in it")
     return entries
+
+
+def readable_by_others(path: Path) -> bool:
+    """Whether its mode lets everybody on this host read it."""
+    try:
+        return bool(path.stat().st_mode & stat.S_IROTH)
+    except OSError:
+        return False
 
 
 def _unreadable(path: Path, why: str) -> ConfigInvalid:

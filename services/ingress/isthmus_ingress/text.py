@@ -155,11 +155,17 @@ class ModelText:
     """Of a model that answers on channels (gpt-oss)."""
 
 
-def load_model_text(folder: Path) -> ModelText:
-    """Read a model's folder. Raises `ConfigInvalid` that names the file."""
+def find_tokenizer(folder: Path) -> Path:
+    """Its file in a model's folder. Raises `ConfigInvalid`."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigInvalid(f"{path} does not exist", todo="set ISTHMUS_INGRESS_MODEL to a Hugging Face model folder")
+    return path
+
+
+def load_model_text(folder: Path) -> ModelText:
+    """Read a model's folder. Raises `ConfigInvalid` that names the file."""
+    path = find_tokenizer(folder)
     try:
         inner = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:

@@ -85,5 +85,8 @@ class _Reading:
             if self._bus._reads(message.data):
                 yield message
 
+    def take_waiting(self) -> list[BusMessage]:
+        return [message for message in self._inner.take_waiting() if self._bus._reads(message.data)]
+
     async def unsubscribe(self) -> None:
         await self._inner.unsubscribe()
