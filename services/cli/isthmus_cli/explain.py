@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from typing import Any
 
 from rich.console import RenderableType
@@ -17,7 +18,7 @@ from isthmus_shared.errors import InvalidRequest, NoResponders
 from isthmus_shared.ids import RequestId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.outcomes import Candidate, ExplainReply, ExplainRequest, Explanation, Outcome
-from isthmus_shared.messages.route import Prediction
+from isthmus_shared.messages.route import Mode, Prediction
 
 ANSWER_S = 1.0
 """For the first planner that knows the request: they answer out of memory."""
@@ -78,9 +79,18 @@ def as_fields(explanations: list[Explanation]) -> dict[str, Any]:
 
 def shown(explanations: list[Explanation]) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    for number, each in enumerate(explanations, 1):
-        parts += _explanation(each, f"route {number} of {len(explanations)}" if len(explanations) > 1 else "route")
+    routes = Counter(each.request_id for each in explanations)  # a request's choices are sequences of their own
+    numbers: Counter[RequestId] = Counter()
+    for each in explanations:
+        numbers[each.request_id] += 1
+        number, of = numbers[each.request_id], routes[each.request_id]
+        parts += _explanation(each, f"route {number} of {of}" if of > 1 else "route")
     return parts
+
+
+def _resumes(candidate: Candidate) -> bool:
+    """Its decode worker fetches what is staged already, and nobody prefills."""
+    return candidate.mode is Mode.DISAGGREGATED and candidate.prefill is None
 
 
 def _explanation(each: Explanation, title: str) -> list[RenderableType]:
@@ -92,6 +102,8 @@ def _explanation(each: Explanation, title: str) -> list[RenderableType]:
         facts.append(f"tenant {each.tenant}")
     if each.slo_class:
         facts.append(f"class {each.slo_class}")
+    if each.chosen is not None and _resumes(each.chosen):
+        facts.append("resumed from staged KV")
     if each.waited_s:
         facts.append(f"waited {in_ms(each.waited_s)} in line")
     parts: list[RenderableType] = [Text("; ".join(facts))]
@@ -120,7 +132,7 @@ def _candidates(each: Explanation) -> Table:
     for candidate in each.candidates:
         made.add_row(
             "→" if candidate == each.chosen else "",
-            "(same)" if candidate.prefill is None else candidate.prefill.worker_id,
+            candidate.prefill.worker_id if candidate.prefill else "(staged)" if _resumes(candidate) else "(same)",
             candidate.decode.worker_id,
             *_predicted(candidate),
             in_ms(sum(candidate.scores.values())),

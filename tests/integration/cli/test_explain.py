@@ -22,7 +22,7 @@ from isthmus_shared.ids import Incarnation, IngressId, RequestId
 from isthmus_shared.messages import subjects
 from isthmus_shared.messages.health import ProcessState, Role
 from isthmus_shared.messages.outcomes import Explanation, Outcome, Outcomes
-from isthmus_shared.messages.route import RouteReply
+from isthmus_shared.messages.route import Mode, RouteReply
 from isthmus_shared.service import ServiceRuntime
 from isthmus_testing.clusters import ask as a_request
 from isthmus_testing.clusters import worker
@@ -112,3 +112,32 @@ async def test_an_unknown_request_is_an_error_that_says_what_to_do() -> None:
 async def test_without_a_planner_that_is_said_at_once(nats_server: EmbeddedNats) -> None:
     with pytest.raises(NoResponders):
         await explain.fetch(nats_server.url, "mine")
+
+
+def shown(*explanations: Explanation) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(*explain.shown(list(explanations)), sep="\n")
+    return captured.get()
+
+
+async def test_one_that_goes_on_from_staged_kv_is_said_to_and_choices_are_counted_apart() -> None:
+    async with planner(MemoryBroker()) as bus:
+        for name in ("mine~1", "mine~2", "mine~1"):
+            await route(bus, name)
+        found = await told(bus, "mine", with_outcome=False)
+    assert sorted(each.request_id for each in found) == ["mine~1", "mine~1", "mine~2"]
+    text = shown(*found)
+    for expected in ("route 1 of 2 of mine~1", "route 2 of 2 of mine~1", "route of mine~2"):
+        assert expected in text
+    assert "staged" not in text
+    resumed = found[0].chosen
+    assert resumed is not None
+    resumed = resumed.model_copy(update={"prefill": None})
+    text = shown(found[0].model_copy(update={"chosen": resumed, "candidates": (resumed,)}))
+    assert "resumed from staged KV" in text
+    assert "(staged)" in text
+    alone = resumed.model_copy(update={"mode": Mode.AGGREGATED})
+    text = shown(found[0].model_copy(update={"chosen": alone, "candidates": (alone,)}))
+    assert "staged" not in text
+    assert "(same)" in text
