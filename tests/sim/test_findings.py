@@ -96,3 +96,27 @@ def test_what_a_relay_expects_over_a_lane_that_was_lost_while_it_was_paused_is_q
         assert (outcome.error, len(outcome.tokens)) == (None, 5)
 
     in_a_cluster(main)
+
+
+def test_a_process_that_was_paused_while_the_bus_came_back_and_went_again_waits_once_more() -> None:
+    """Seed 4654: whoever waited for the bus went on as if it were there. The simulated bus and the one in memory broke
+    their promise; NATS' client keeps it."""
+
+    async def main(cluster: Cluster) -> None:
+        broker, relay = cluster.world.broker, cluster.nodes[0]
+        assert relay.process is not None
+        broker.disconnect()
+        await asyncio.sleep(1.5)  # all that beat wait for it
+        relay.process.life.pause()
+        broker.reconnect()
+        await asyncio.sleep(0.2)
+        broker.disconnect()
+        relay.process.life.resume()
+        await asyncio.sleep(0.2)
+        broker.reconnect()
+        await asyncio.sleep(3.0)
+        assert relay.process is not None
+        assert not relay.process.task.done()
+        assert (await answered(cluster, 1)).error is None
+
+    in_a_cluster(main)

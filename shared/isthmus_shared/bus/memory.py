@@ -95,8 +95,10 @@ class MemoryBus:
         return self._outages
 
     async def wait_connected(self) -> None:
-        await self._up.wait()
-        self._check_connected()
+        while not self.connected:  # it may be away again by the time that a waiter runs
+            if self._closed:
+                raise disconnected(closed=True)
+            await self._up.wait()
 
     def new_inbox(self) -> str:
         return self._broker._new_inbox()

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from isthmus_shared.bus.memory import MemoryBroker
 from isthmus_shared.bus.port import Bus, BusMessage, Subscription
 from isthmus_shared.errors import BusDisconnected, DeadlineExceeded, InvalidRequest, NoResponders, PayloadTooLarge
 from isthmus_testing import eventually
@@ -269,6 +270,28 @@ async def test_an_outage_is_counted_even_when_nobody_looked(net: Net) -> None:
         seen = bus.outages
         await bus.publish("a", b"")
         assert bus.outages == seen
+
+
+async def test_who_waits_for_the_bus_waits_while_it_is_away_again() -> None:
+    """In memory alone: with a server nobody could tell when a waiter runs."""
+    bus = MemoryBroker().client("one")
+    bus.disconnect()
+    waiting = asyncio.create_task(bus.wait_connected())
+    await asyncio.sleep(0)
+    bus.reconnect()
+    bus.disconnect()  # before it has run
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    bus.reconnect()
+    async with asyncio.timeout(WAIT_S):
+        await waiting
+    bus.disconnect()
+    waiting = asyncio.create_task(bus.wait_connected())
+    await asyncio.sleep(0)
+    await bus.close()
+    with pytest.raises(BusDisconnected, match="closed"):
+        await waiting
 
 
 async def test_after_an_outage_subscriptions_are_alive_again(net: Net) -> None:
