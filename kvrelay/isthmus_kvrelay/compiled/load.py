@@ -44,8 +44,13 @@ class Loading:
     def start(self) -> None:
         """In a thread of its own. From one thread only; idempotent."""
         if self._wanted and self._thread is None:
-            self._thread = threading.Thread(target=self._load, name="relay-compile", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._load, name="relay-compile", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # this host starts no more; the next lane tries again
+                self._log.warning("relay.without_compiled_loops", why=str(error))
+            else:
+                self._thread = thread
 
     @property
     def settled(self) -> bool:

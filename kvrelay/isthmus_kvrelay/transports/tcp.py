@@ -221,7 +221,7 @@ class TcpTransport:
             return
         except TimeoutError:
             error = PartyLost(f"the relay at {effect.address} did not answer in time")
-        except (OSError, UnicodeError) as cause:  # the latter from a host name that IDNA knows not
+        except (OSError, UnicodeError, RuntimeError) as cause:  # a host name that IDNA knows not; no thread to be had
             error = PartyLost(f"the relay at {effect.address} cannot be reached", why=str(cause))
         except IsthmusError as cause:
             error = cause

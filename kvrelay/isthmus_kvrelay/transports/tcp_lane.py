@@ -19,6 +19,8 @@ from isthmus_shared.ids import Incarnation
 MAX_UNSENT_CONTROL_BYTES = 16 << 20
 """A peer that lets this much control traffic pile up is not reading; its lane is closed."""
 
+JOIN_POLL_S = 0.002
+
 
 class TcpLane(asyncio.Protocol):
     """Made by `TcpTransport` when all streams of a lane have joined; also the protocol of its control stream."""
@@ -131,7 +133,9 @@ class TcpLane(asyncio.Protocol):
 
     async def finish(self) -> None:
         """Wait for the threads, then report what they left: no slot of this lane is touched after that."""
-        await asyncio.to_thread(self._join)
+        # They end in milliseconds. Another thread that waits for them might not be had.
+        while any(thread.is_alive() for thread in self._threads):  # noqa: ASYNC110  no thread sets an asyncio event
+            await asyncio.sleep(JOIN_POLL_S)
         for stream in self._data:
             stream.close()
         while True:
@@ -143,10 +147,6 @@ class TcpLane(asyncio.Protocol):
                 self._report(not_sent(job))
         for ref in self.ends.landing.revoke_lane(self.lane):
             self._report(SlotQuiet(ref))
-
-    def _join(self) -> None:
-        for thread in self._threads:
-            thread.join()
 
 
 def as_loss(error: IsthmusError) -> IsthmusError:

@@ -172,10 +172,10 @@ def _header(ends: Ends, job: SendChunk, flow: bytes) -> bytes:
 
 def receive_all(ends: Ends, stream: Stream) -> None:
     """The loop hears of what has landed when nothing more waits in the stream, or enough has come together."""
-    scratch = memoryview(bytearray(ends.pool.slot_bytes))
     landed: list[Event] = []
     landed_bytes = 0
     try:
+        scratch = memoryview(bytearray(ends.pool.slot_bytes))
         for headers in _trains(ends, stream):
             events = _receive_train(ends, stream, headers, scratch)
             if events is None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus_kvrelay.transports.stream import Seeds, receive_train, send_train
-from isthmus_shared.errors import ConfigInvalid
+from isthmus_shared.errors import ConfigInvalid, PartyLost
 
 SERVER_NAME = "isthmus-relay"
 """Sent in the clear by the dialer, looked at by nobody; the ssl module wants one."""
@@ -41,7 +41,8 @@ class Tls:
         return self._client if dialed else self._server
 
     async def secure(self, socks: Sequence[socket.socket], *, dialed: bool, timeout_s: float) -> list[TlsStream]:
-        """Handshakes on all of them at once; takes them over, and closes all if one fails with `OSError`."""
+        """Handshakes on all of them at once; takes them over, and closes all if one fails with `OSError`, or with
+        `PartyLost` where this host starts no more threads."""
         context = self.context(dialed=dialed)
         results = await asyncio.gather(
             *(asyncio.to_thread(_wrap, sock, context, dialed, timeout_s) for sock in socks), return_exceptions=True
@@ -51,6 +52,10 @@ class Tls:
         if errors:
             for stream in streams:
                 stream.close()
+            for sock in socks:  # those that no thread took
+                sock.close()
+            if isinstance(errors[0], RuntimeError):
+                raise PartyLost("a lane's handshakes cannot be started", why=str(errors[0])) from errors[0]
             raise errors[0]
         return streams
 

@@ -349,3 +349,36 @@ async def test_a_paced_lane_keeps_to_its_rate(tmp_path: Path) -> None:
         assert took_s >= (size - 4 * SLOT_BYTES) / rate
         assert read(source) == pattern(size)
         source.release()
+
+
+async def test_a_host_that_starts_no_more_threads_costs_transfers_and_not_the_relay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither at a lane's beginning nor at its end."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with proxied(tmp_path) as (a, b, producer, consumer, proxy):
+        for possible in (False, True, True):
+            transfer = new_transfer()
+            sink = await producer.open_sink(transfer, G1, manifest_of(SIZE), deadline_s=60, wait_s=1)
+            write(sink, pattern(SIZE))
+            sink.seal()
+            with monkeypatch.context() as patched:
+                if not possible:
+                    patched.setattr(threading.Thread, "start", refuse)
+                ticket = ticket_for(a.advertised_as(proxy.address), transfer, SIZE)
+                source = await consumer.open_source(ticket, deadline_s=60)
+                if possible:
+                    await source.ready()
+                    assert read(source) == pattern(SIZE)
+                else:
+                    with pytest.raises(PartyLost):
+                        await source.ready()
+                    await producer.abort(transfer, G1, PartyLost("nobody takes it").to_fault())
+                source.release()
+            with monkeypatch.context() as patched:
+                patched.setattr(threading.Thread, "start", refuse)
+                proxy.cut()
+                await eventually(lambda: a.at_rest() and b.at_rest())

@@ -7,8 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
 from isthmus_kvrelay import wire
+from isthmus_kvrelay.compiled.load import Loading
 from isthmus_kvrelay.core import events as ev
 from isthmus_kvrelay.core.events import LaneId
 from isthmus_kvrelay.transports.landing import LandingTable
@@ -124,3 +127,36 @@ def test_where_a_thread_cannot_be_started_none_is_left_and_the_lane_is_refused(
     assert len(started) == 3
     assert not any(thread.is_alive() for thread in started)
     assert all(stream.closed for stream in streams)
+
+
+def test_compiled_loops_for_which_no_thread_can_be_had_are_left_out_until_one_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loading = Loading(structlog.get_logger())
+    with monkeypatch.context() as patched, capture_logs() as logged:
+        patched.setattr(threading.Thread, "start", refuse)
+        loading.start()
+        loading.wait()
+    assert [line["event"] for line in logged] == ["relay.without_compiled_loops"]
+    assert loading.settled
+    loading.start()
+    loading.wait()
+    assert loading.loops is not None
+
+
+def test_compiled_loops_for_which_no_thread_can_be_had_are_loaded_once_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loading = Loading(structlog.get_logger())
+    with monkeypatch.context() as patched, capture_logs() as logged:
+        patched.setattr(threading.Thread, "start", refuse)
+        loading.start()
+        loading.wait()
+    assert [line["event"] for line in logged] == ["relay.without_compiled_loops"]
+    loading.start()
+    assert not loading.settled
+    loading.wait()

@@ -137,7 +137,12 @@ class Rail:
             mtu=min(remote.mtu, self.adapter.port.mtu),
             path=self._path,
         )
-        joining = asyncio.get_running_loop().run_in_executor(None, connect)
+        loop = asyncio.get_running_loop()
+        try:
+            joining = loop.run_in_executor(None, connect)
+        except RuntimeError as error:  # this host starts no more threads
+            joining = loop.create_future()
+            joining.set_exception(OSError(f"no thread can be had: {error}"))
         joining.add_done_callback(partial(self._joined, then))
         return joining
 
