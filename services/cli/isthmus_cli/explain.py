@@ -103,7 +103,7 @@ def _explanation(each: Explanation, title: str) -> list[RenderableType]:
     if each.slo_class:
         facts.append(f"class {each.slo_class}")
     if each.chosen is not None and _resumes(each.chosen):
-        facts.append("resumed from staged KV")
+        facts.append("goes on from staged KV")
     if each.waited_s:
         facts.append(f"waited {in_ms(each.waited_s)} in line")
     parts: list[RenderableType] = [Text("; ".join(facts))]

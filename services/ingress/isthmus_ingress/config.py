@@ -10,7 +10,6 @@ from pydantic import Field, SecretStr, model_validator
 from isthmus_ingress.slo import read_classes
 from isthmus_ingress.tenants import read_tenants
 from isthmus_ingress.text import find_tokenizer
-from isthmus_ingress.tls import server_context
 from isthmus_shared.config import ServiceConfig, secret_field
 from isthmus_shared.errors import ConfigInvalid
 from isthmus_shared.models import parse_model_folders
@@ -31,10 +30,6 @@ class IngressConfig(ServiceConfig):
         description="Listen on the port together with other ingresses of this machine that have it set too, each with"
         " an id of its own: one process uses one core, and the kernel spreads connections among them",
     )
-    tls_cert: Path | None = Field(
-        default=None, description="PEM certificate, with its chain, of the API's listener, which then speaks HTTPS only"
-    )
-    tls_key: Path | None = Field(default=None, description="Its private key, not encrypted")
     model: Path = Field(description="Folder of the model's tokenizer.json, tokenizer_config.json and chat template")
     model_name: str | None = Field(
         default=None, min_length=1, max_length=256, description="Model served; unset: whatever the workers serve"
@@ -91,12 +86,6 @@ class IngressConfig(ServiceConfig):
     )
 
     @model_validator(mode="after")
-    def _paired(self) -> IngressConfig:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("ISTHMUS_INGRESS_TLS_CERT and ISTHMUS_INGRESS_TLS_KEY go together: set both, or neither")
-        return self
-
-    @model_validator(mode="after")
     def _named(self) -> IngressConfig:
         try:
             folders = parse_model_folders(self.models)
@@ -118,14 +107,23 @@ class IngressConfig(ServiceConfig):
     def check(self) -> None:
         for folder in (self.model, *self.more_models.values()):
             find_tokenizer(folder)
+        pipes = [path for path in (self.tenants, self.slo_classes) if path is not None and _is_pipe(path)]
+        if pipes:
+            return  # which is read once, when it is needed
         classes = read_classes(self.slo_classes)
         if self.tenants is not None:
             tenants = [entry.tenant for entry in read_tenants(self.tenants)]
             if self.slo_classes is not None:
                 classes.check_names((tenant.name, tenant.slo_class) for tenant in tenants)
-        server_context(self.tls_cert, self.tls_key)
 
     @property
     def more_models(self) -> dict[str, Path]:
         """Folder by name, of all but the first."""
         return {name: folder for name, folder in parse_model_folders(self.models).items() if folder is not None}
+
+
+def _is_pipe(path: Path) -> bool:
+    try:
+        return path.exists() and not path.is_file() and not path.is_dir()
+    except OSError:
+        return False  # reading it says why

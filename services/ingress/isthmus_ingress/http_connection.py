@@ -88,7 +88,6 @@ class Connection(asyncio.Protocol):
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        self._scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self._peers = {"server": _address(transport, "sockname"), "client": _address(transport, "peername")}
         if self._host.full():
             self.refuse(TooManyConnections("this server has as many connections as it takes", todo="try again shortly"))
@@ -196,7 +195,7 @@ class Connection(asyncio.Protocol):
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": self._parser.get_http_version(),
             "method": self._parser.get_method().decode("ascii"),
-            "scheme": self._scheme,
+            "scheme": "http",
             "path": urllib.parse.unquote(path) if "%" in path else path,
             "raw_path": url.path,
             "query_string": url.query or b"",

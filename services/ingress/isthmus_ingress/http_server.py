@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import resource
 import socket
-import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from email.utils import formatdate
@@ -16,7 +15,6 @@ import structlog
 from isthmus_ingress.http_connection import Connection, ConnectionLimits
 from isthmus_ingress.http_exchange import HttpExchange, Receive, Scope, Send
 from isthmus_ingress.openai.errors import error_json
-from isthmus_ingress.tls import SHUTDOWN_TIMEOUT_S
 from isthmus_shared.errors import ConfigInvalid, IsthmusError
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -46,11 +44,9 @@ class ApiServer:
         keep_alive_s: float = KEEP_ALIVE_S,
         write_stall_s: float = WRITE_STALL_S,
         max_connections: int = MAX_CONNECTIONS,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`tls`: HTTPS alone is spoken. A handshake has as much time as a head."""
         self.limits = ConnectionLimits(head_timeout_s, keep_alive_s, write_stall_s)
-        self._max_connections, self._tls = max_connections, tls
+        self._max_connections = max_connections
         self.stopping = False
         self._app, self._grace_s = app, grace_s
         self.log = structlog.get_logger()
@@ -62,8 +58,9 @@ class ApiServer:
 
     async def serve(self, sockets: Sequence[socket.socket]) -> None:
         """Until `stop`; what has begun by then has `grace_s` to end."""
+        loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as self._tasks:
-            servers = [await self._accepting(each) for each in sockets]
+            servers = [await loop.create_server(lambda: Connection(self), sock=each) for each in sockets]
             try:
                 await self._stop.wait()
             finally:
@@ -78,18 +75,6 @@ class ApiServer:
                 task.cancel()
             for connection in list(self.connections):
                 connection.abort()
-
-    async def _accepting(self, listener: socket.socket) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
-        if self._tls is None:
-            return await loop.create_server(lambda: Connection(self), sock=listener)
-        return await loop.create_server(
-            lambda: Connection(self),
-            sock=listener,
-            ssl=self._tls,
-            ssl_handshake_timeout=self.limits.head_timeout_s,
-            ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-        )
 
     def stop(self) -> None:
         """No new connections; requests that have come may end."""

@@ -91,6 +91,8 @@ async def tell(bus: Bus, log: OutcomeLog, ingress_id: IngressId, life: Incarnati
                 log.put_back(outcomes)
                 await asyncio.sleep(interval_s)
                 break
+            if not log.enough.is_set():
+                break  # what has ended meanwhile waits for more, or for the beat
             await asyncio.sleep(0)  # between two of many, streams go on
 
 

@@ -25,7 +25,6 @@ from isthmus_ingress.roster import Roster
 from isthmus_ingress.slo import read_classes
 from isthmus_ingress.tenants import Keyring, read_tenants, readable_by_others
 from isthmus_ingress.text import ModelText, load_model_text
-from isthmus_ingress.tls import server_context
 from isthmus_ingress.ui.pages import UiPages
 from isthmus_ingress.ui.state import UiState
 from isthmus_shared.ids import IngressId
@@ -59,7 +58,6 @@ class Ingress:
             api_keys=[key.get_secret_value() for key in self.config.api_keys],
             entries=() if self.config.tenants is None else read_tenants(self.config.tenants),
         )
-        self._tls = server_context(self.config.tls_cert, self.config.tls_key)
         self._classes = read_classes(self.config.slo_classes)
         self._look_at_tenants()
         self.hub = Hub(runtime.bus, self.events_subject, self.roster, runtime.metrics, runtime.log)
@@ -162,7 +160,6 @@ class Ingress:
                 grace_s=config.shutdown_grace_s,
                 write_stall_s=config.write_stall_s,
                 max_connections=connections_possible(config.max_connections),
-                tls=self._tls,
             )
             self.runtime.log.info("http.listening", address=self.address)
             self.listening.set()

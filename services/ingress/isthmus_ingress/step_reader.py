@@ -83,23 +83,30 @@ class StepReader:
             saga = self._sagas.get(request_id)
             if saga is None:
                 continue
-            try:
-                self._take_run(saga, said, now_s)
-            except Exception:  # as above
-                self.log.exception("message.broke", request_id=request_id)
+            self._take_run(saga, said, now_s)
 
     def _take_run(self, saga: RunningSaga, said: list[Said], now_s: float) -> None:
         last = said.pop() if said[-1][1].finish is not None else None
-        if said and not saga.flow_together(said, now_s):
+        if said and not self._together(saga, said, now_s):
             self._take_event(saga, said[0], now_s)  # a worker's first event is not usual, and the rest may be
-            if len(said) > 1 and not saga.flow_together(said[1:], now_s):
+            if len(said) > 1 and not self._together(saga, said[1:], now_s):
                 for each in said[1:]:
                     self._take_event(saga, each, now_s)
         if last is not None:
             self._take_event(saga, last, now_s)
 
+    def _together(self, saga: RunningSaga, said: list[Said], now_s: float) -> bool:
+        try:
+            return saga.flow_together(said, now_s)
+        except Exception:  # as above
+            self.log.exception("message.broke", request_id=said[0][1].request_id)
+            return False
+
     def _take_event(self, saga: RunningSaga, said: Said, now_s: float) -> None:
         steps, event = said
-        if event.finish is None and saga.flow(steps.worker.incarnation, event, steps.step, now_s):
-            return
-        saga.take(steps.worker.incarnation, event.as_event(), steps.step)
+        try:
+            if event.finish is None and saga.flow(steps.worker.incarnation, event, steps.step, now_s):
+                return
+            saga.take(steps.worker.incarnation, event.as_event(), steps.step)
+        except Exception:  # as above
+            self.log.exception("message.broke", request_id=event.request_id)

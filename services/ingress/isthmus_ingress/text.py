@@ -157,9 +157,13 @@ class ModelText:
 
 def find_tokenizer(folder: Path) -> Path:
     """Its file in a model's folder. Raises `ConfigInvalid`."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigInvalid(f"{path} does not exist", todo="set ISTHMUS_INGRESS_MODEL to a Hugging Face model folder")
+    path, todo = folder / "tokenizer.json", "set ISTHMUS_INGRESS_MODEL to a Hugging Face model folder"
+    try:
+        if not path.is_file():
+            raise ConfigInvalid(f"{path} does not exist", todo=todo)
+        path.open("rb").close()
+    except OSError as error:
+        raise ConfigInvalid(f"{path} cannot be read", why=error.strerror or str(error), todo=todo) from None
     return path
 
 

@@ -135,7 +135,7 @@ async def test_one_that_goes_on_from_staged_kv_is_said_to_and_choices_are_counte
     assert resumed is not None
     resumed = resumed.model_copy(update={"prefill": None})
     text = shown(found[0].model_copy(update={"chosen": resumed, "candidates": (resumed,)}))
-    assert "resumed from staged KV" in text
+    assert "goes on from staged KV" in text
     assert "(staged)" in text
     alone = resumed.model_copy(update={"mode": Mode.AGGREGATED})
     text = shown(found[0].model_copy(update={"chosen": alone, "candidates": (alone,)}))

@@ -42,7 +42,6 @@ def test_what_the_settings_name_is_looked_at_before_there_is_a_bus(tmp_path: Pat
     [
         ({"tenants": "noise"}, "noise.* cannot be had|is no tenant"),
         ({"slo_classes": "noise"}, "is no SLO class|cannot be had"),
-        ({"tls_cert": "noise", "tls_key": "noise"}, "certificate cannot be used"),
         ({"model_name": "tiny", "models": ("other=noise",)}, "tokenizer.json does not exist"),
     ],
 )

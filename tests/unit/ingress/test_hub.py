@@ -68,3 +68,28 @@ async def test_a_message_that_meets_a_bug_or_is_none_ends_nobody_elses_stream() 
     await eventually(lambda: well.heard == [1, 4])
     running.cancel()
     await asyncio.wait({running})
+
+
+async def test_a_bug_that_one_event_meets_is_that_events_however_many_came_with_it() -> None:
+    class Sore(Listener):
+        """Meets a bug at token 3, and whenever it takes several at once."""
+
+        def take(self, life: Incarnation, event: SequenceEvent, step: Any) -> None:
+            assert 3 not in event.token_ids, "a bug"
+            super().take(life, event, step)
+
+        def flow_together(self, said: Sequence[Said], _now_s: float) -> bool:
+            raise ZeroDivisionError("a bug")
+
+    broker = MemoryBroker()
+    bus, worker = broker.client("ingress"), broker.client("worker")
+    hub = Hub(bus, "events", Roster(), Metrics(), structlog.get_logger())
+    sore = Sore("sore")
+    hub.add(sore)  # type: ignore[arg-type]
+    running = asyncio.create_task(hub.run())
+    await hub.ready.wait()
+    for token, finish in ((1, None), (2, None), (3, None), (4, None), (5, FinishReason.STOP)):
+        await worker.publish("events", said("sore", token, finish))
+    await eventually(lambda: sore.heard == [1, 2, 4, 5])
+    running.cancel()
+    await asyncio.wait({running})

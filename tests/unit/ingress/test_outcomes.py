@@ -128,3 +128,23 @@ def test_enough_is_said_as_long_as_there_is() -> None:
     assert not log.enough.is_set()
     log.put_back(taken)
     assert log.enough.is_set()
+
+
+async def test_what_ends_while_many_are_told_waits_for_more() -> None:
+    """One ends each time the loop turns: told one by one they would be as many messages as requests."""
+    broker, log = MemoryBroker(), OutcomeLog()
+    sender, listener = broker.client(), broker.client()
+    ended = 10 * PER_MESSAGE
+    async with listener.subscribe(subjects.OUTCOMES) as heard, asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(tell(sender, log, IngressId("i"), Incarnation("life"), 3600.0))
+        for number in range(ended):
+            log.add(outcome(number))
+            await asyncio.sleep(0)
+        sizes: list[int] = []
+        async with asyncio.timeout(30):
+            async for message in heard:
+                sizes.append(len(Outcomes.decode(message.data).outcomes))
+                if sum(sizes) > ended - PER_MESSAGE:
+                    break
+        task.cancel()
+    assert min(sizes) > PER_MESSAGE // 2
