@@ -156,7 +156,10 @@ def test_compiled_loops_for_which_no_thread_can_be_had_are_loaded_once_one_can(m
         patched.setattr(threading.Thread, "start", refuse)
         loading.start()
         loading.wait()
-    assert [line["event"] for line in logged] == ["relay.without_compiled_loops"]
-    loading.start()
-    assert not loading.settled
-    loading.wait()
+    assert [line["why"] for line in logged] == ["can't start new thread"]
+    assert loading.loops is None
+    with capture_logs() as logged:
+        loading.start()
+        loading.wait()
+    assert len(logged) == 1, "they are loaded, or it is said why they cannot be"
+    assert (loading.loops is not None) == (logged[0]["event"] == "relay.compiled_loops")
