@@ -104,6 +104,8 @@ class Connection(asyncio.Protocol):
             if exchange is not None:
                 exchange.gone()
         self._pipelined.clear()
+        self._current = self._coming = None  # they hold this connection, as the parser does by its methods
+        del self._parser
         self._host.closed(self)
 
     def data_received(self, data: bytes) -> None:

@@ -13,7 +13,7 @@ from email.utils import formatdate
 import structlog
 
 from isthmus_ingress.http_connection import Connection, ConnectionLimits
-from isthmus_ingress.http_exchange import HttpExchange, Receive, Scope, Send
+from isthmus_ingress.http_exchange import WIRE, HttpExchange, Receive, Scope, Send
 from isthmus_ingress.openai.errors import error_json
 from isthmus_shared.errors import ConfigInvalid, IsthmusError
 
@@ -116,6 +116,7 @@ class ApiServer:
         finally:
             if not exchange.complete:
                 self._give_up(exchange)
+            exchange.scope.pop(WIRE, None)  # else the two hold each other until somebody looks for such cycles
 
     def _give_up(self, exchange: HttpExchange) -> None:
         """The application has left its answer undone."""
