@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field, SecretStr, model_validator
 
-from isthmus_ingress.slo import read_classes
-from isthmus_ingress.tenants import read_tenants
+from isthmus_ingress.slo import SloClasses, read_classes
+from isthmus_ingress.tenants import Entry, read_tenants
 from isthmus_ingress.text import find_tokenizer
 from isthmus_shared.config import ServiceConfig, secret_field
 from isthmus_shared.errors import ConfigInvalid
@@ -110,11 +110,15 @@ class IngressConfig(ServiceConfig):
         pipes = [path for path in (self.tenants, self.slo_classes) if path is not None and _is_pipe(path)]
         if pipes:
             return  # which is read once, when it is needed
+        self.read_clients()
+
+    def read_clients(self) -> tuple[tuple[Entry, ...], SloClasses]:
+        """What the files of tenants and of classes say. Raises `ConfigInvalid`, also when they do not fit."""
+        entries = () if self.tenants is None else read_tenants(self.tenants)
         classes = read_classes(self.slo_classes)
-        if self.tenants is not None:
-            tenants = [entry.tenant for entry in read_tenants(self.tenants)]
-            if self.slo_classes is not None:
-                classes.check_names((tenant.name, tenant.slo_class) for tenant in tenants)
+        if self.slo_classes is not None:
+            classes.check_names((entry.tenant.name, entry.tenant.slo_class) for entry in entries)
+        return entries, classes
 
     @property
     def more_models(self) -> dict[str, Path]:

@@ -22,8 +22,7 @@ from isthmus_ingress.outcomes import tell
 from isthmus_ingress.prepare import Preparer
 from isthmus_ingress.releases import Releases
 from isthmus_ingress.roster import Roster
-from isthmus_ingress.slo import read_classes
-from isthmus_ingress.tenants import Keyring, read_tenants, readable_by_others
+from isthmus_ingress.tenants import Keyring, readable_by_others
 from isthmus_ingress.text import ModelText, load_model_text
 from isthmus_ingress.ui.pages import UiPages
 from isthmus_ingress.ui.state import UiState
@@ -54,26 +53,21 @@ class Ingress:
         self.frontend: Frontend | None = None
         self.events_subject = subjects.ingress_events(IngressId(self.config.id), runtime.incarnation)
         self._serve_http, self._load_text = serve_http, load_text
-        self._keyring = Keyring(
-            api_keys=[key.get_secret_value() for key in self.config.api_keys],
-            entries=() if self.config.tenants is None else read_tenants(self.config.tenants),
-        )
-        self._classes = read_classes(self.config.slo_classes)
+        entries, self._classes = self.config.read_clients()
+        api_keys = [key.get_secret_value() for key in self.config.api_keys]
+        self._keyring = Keyring(api_keys=api_keys, entries=entries)
         self._look_at_tenants()
         self.hub = Hub(runtime.bus, self.events_subject, self.roster, runtime.metrics, runtime.log)
         self._cancels = Cancels(runtime.bus, runtime.log)
         runtime.add_readiness("workers", self._workers_problem)
 
     def _look_at_tenants(self) -> None:
-        path, tenants = self.config.tenants, self._keyring.tenants.values()
+        path = self.config.tenants
         if path is not None and readable_by_others(path):
             todo = "chmod o-r, unless everybody on this host may know the keys or their digests"
             self.runtime.log.warning("tenants.readable_by_others", path=str(path), todo=todo)
-        if self.config.slo_classes is not None:
-            self._classes.check_names((tenant.name, tenant.slo_class) for tenant in tenants)
-            return
-        classed = sorted(tenant.name for tenant in tenants if tenant.slo_class)
-        if classed:
+        classed = sorted(tenant.name for tenant in self._keyring.tenants.values() if tenant.slo_class)
+        if classed and self.config.slo_classes is None:
             todo = "set ISTHMUS_INGRESS_SLO_CLASSES, or take slo_class out of their lines"
             self.runtime.log.warning("tenants.classes_unknown", tenants=classed[:8], count=len(classed), todo=todo)
 

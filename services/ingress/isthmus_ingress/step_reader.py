@@ -12,7 +12,7 @@ from isthmus_ingress.driver import RunningSaga, Said
 from isthmus_shared.bus.port import BusMessage
 from isthmus_shared.errors import ProtocolViolation
 from isthmus_shared.ids import RequestId
-from isthmus_shared.messages.quick import QuickSteps, read_steps
+from isthmus_shared.messages.quick import read_steps
 from isthmus_shared.messages.work import StepEvents
 
 
@@ -31,59 +31,45 @@ class StepReader:
 
     def take(self, messages: Sequence[BusMessage]) -> None:
         """In the order in which they came. What one request's events meet is no other request's concern."""
-        now_s = self._now_s()
-        if len(messages) == 1:
-            self._take_one(messages[0], now_s)
-            return
+        now_s, alone = self._now_s(), len(messages) == 1
         together: dict[RequestId, list[Said]] = {}
         for message in messages:
             steps = read_steps(message.data)
             if steps is None:
                 self._take_all(together, now_s)
                 together = {}
-                self._take_one(message, now_s)
-                continue
-            for event in steps.events:
-                said = together.get(event.request_id)
-                if said is None:
-                    together[event.request_id] = [(steps, event)]
-                else:
-                    said.append((steps, event))
+                self._take_slowly(message)
+            elif alone:
+                for event in steps.events:
+                    saga = self._sagas.get(event.request_id)
+                    if saga is not None:
+                        self._take_event(saga, (steps, event), now_s)
+            else:
+                for event in steps.events:
+                    said = together.get(event.request_id)
+                    if said is None:
+                        together[event.request_id] = [(steps, event)]
+                    else:
+                        said.append((steps, event))
         self._take_all(together, now_s)
 
-    def _take_one(self, message: BusMessage, now_s: float) -> None:
+    def _take_slowly(self, message: BusMessage) -> None:
         try:
-            steps = read_steps(message.data)
-            if steps is None:
-                self._take_slowly(message.data)
-            else:
-                self._take_steps(steps, now_s)
+            step = StepEvents.decode(message.data)
+            for event in step.events:
+                saga = self._sagas.get(event.request_id)
+                if saga is not None:
+                    saga.take(step.worker.incarnation, event, step.step)
         except ProtocolViolation as error:
             self._malformed(message.subject, error)
         except Exception:  # a bug that one message meets ends neither the others' streams nor this process
             self.log.exception("message.broke", subject=message.subject)
 
-    def _take_slowly(self, data: bytes) -> None:
-        step = StepEvents.decode(data)
-        for event in step.events:
-            saga = self._sagas.get(event.request_id)
-            if saga is not None:
-                saga.take(step.worker.incarnation, event, step.step)
-
-    def _take_steps(self, steps: QuickSteps, now_s: float) -> None:
-        sagas, incarnation, facts = self._sagas, steps.worker.incarnation, steps.step
-        for event in steps.events:
-            saga = sagas.get(event.request_id)
-            if saga is None or (event.finish is None and saga.flow(incarnation, event, facts, now_s)):
-                continue
-            saga.take(incarnation, event.as_event(), facts)
-
     def _take_all(self, together: dict[RequestId, list[Said]], now_s: float) -> None:
         for request_id, said in together.items():
             saga = self._sagas.get(request_id)
-            if saga is None:
-                continue
-            self._take_run(saga, said, now_s)
+            if saga is not None:
+                self._take_run(saga, said, now_s)
 
     def _take_run(self, saga: RunningSaga, said: list[Said], now_s: float) -> None:
         last = said.pop() if said[-1][1].finish is not None else None

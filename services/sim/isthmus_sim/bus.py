@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from isthmus_shared.bus.interests import Interest, InterestTable
 from isthmus_shared.bus.pending import PendingMessages
 from isthmus_shared.bus.port import BusMessage
-from isthmus_shared.bus.refusals import disconnected, headers_size_bytes, no_responders, too_large, too_late
+from isthmus_shared.bus.reach import Reach
+from isthmus_shared.bus.refusals import headers_size_bytes, no_responders, too_large, too_late
 from isthmus_shared.bus.syntax import check_subject
 from isthmus_shared.errors import IsthmusError
 from isthmus_shared.messages import subjects
@@ -134,22 +135,18 @@ class _Way:
         return at_s
 
 
-class SimBus:
+class SimBus(Reach):
     """One process' connection; made by `broker.client()`."""
 
     def __init__(self, broker: Broker, name: str, life: Life | None) -> None:
+        super().__init__()
         self.name, self.service = name, name.rpartition(".")[0] or name
         self.broker = broker
         self._life = life
-        self._up = asyncio.Event()
-        self._up.set()
-        self._closed = False
-        self._outages = 0
         self._epoch = 0
         """Grows with each reset: what is on its way on an older connection is lost."""
         self._sending, self._receiving = _Way(), _Way()
         self._interests: list[Interest] = []
-        self._waiting: dict[asyncio.Future[BusMessage], None] = {}  # no set: its order would differ from run to run
         self._limit: int | None = None
         self.max_held = MAX_HELD
         if life is not None:
@@ -160,20 +157,6 @@ class SimBus:
     @property
     def max_payload_bytes(self) -> int:
         return self.broker.max_payload_bytes
-
-    @property
-    def connected(self) -> bool:
-        return self._up.is_set() and not self._closed
-
-    @property
-    def outages(self) -> int:
-        return self._outages
-
-    async def wait_connected(self) -> None:
-        while not self.connected:  # it may be away again by the time that a waiter runs
-            if self._closed:
-                raise disconnected(closed=True)
-            await self._up.wait()
 
     def new_inbox(self) -> str:
         return self.broker.new_inbox()
@@ -228,10 +211,8 @@ class SimBus:
         """`lost`: what it has said and is still on its way goes with it."""
         if self._closed:
             return
-        self._closed = True
         self._epoch += lost
-        self._fail_waiting()
-        self._up.set()  # whoever waits for a connection is told that there will be none
+        self._shut()
         for interest in list(self._interests):
             interest.pending.end()
             self.withdraw(interest.pending)
@@ -241,16 +222,10 @@ class SimBus:
         """As if the connection were reset: waiting requests fail at once, messages pass it by."""
         if self._closed:
             return
-        self._outages += self._up.is_set()
         self._epoch += 1
         self._sending.waiting.clear()
         self._receiving.waiting.clear()
-        self._up.clear()
-        self._fail_waiting()
-
-    def reconnect(self) -> None:
-        if not self._closed:
-            self._up.set()
+        self._lose()
 
     def hold(self, *, sending: bool, receiving: bool) -> None:
         """From now on nothing passes that way, and nothing is lost either."""
@@ -344,15 +319,6 @@ class SimBus:
             self._sending.waiting.append(lambda: self.broker.route(self, message))
         else:
             self.broker.route(self, message)
-
-    def _check_connected(self) -> None:
-        if not self.connected:
-            raise disconnected(closed=self._closed)
-
-    def _fail_waiting(self) -> None:
-        for answer in self._waiting:
-            if not answer.done():
-                answer.set_exception(disconnected(closed=self._closed))
 
     def _note(self, what: str, subject: str, copies: int = 1) -> None:
         if not subject.startswith(_QUIET):

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from isthmus_shared.bus.interests import Interest, InterestTable
 from isthmus_shared.bus.pending import PendingMessages
 from isthmus_shared.bus.port import BusMessage
-from isthmus_shared.bus.refusals import disconnected, headers_size_bytes, no_responders, too_large, too_late
+from isthmus_shared.bus.reach import Reach
+from isthmus_shared.bus.refusals import headers_size_bytes, no_responders, too_large, too_late
 from isthmus_shared.bus.syntax import INBOX, check_subject
 
 DEFAULT_MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
@@ -69,49 +70,25 @@ class MemoryBroker:
         self._clients.remove(client)
 
 
-class MemoryBus:
+class MemoryBus(Reach):
     """One client of a `MemoryBroker`; made by `broker.client()`."""
 
     def __init__(self, broker: MemoryBroker, name: str) -> None:
+        super().__init__()
         self.name = name
         self._broker = broker
-        self._up = asyncio.Event()
-        self._up.set()
-        self._closed = False
-        self._outages = 0
         self._interests: list[Interest] = []
-        self._waiting: dict[asyncio.Future[BusMessage], None] = {}  # no set: its order would differ from run to run
 
     @property
     def max_payload_bytes(self) -> int:
         return self._broker.max_payload_bytes
-
-    @property
-    def connected(self) -> bool:
-        return self._up.is_set() and not self._closed
-
-    @property
-    def outages(self) -> int:
-        return self._outages
-
-    async def wait_connected(self) -> None:
-        while not self.connected:  # it may be away again by the time that a waiter runs
-            if self._closed:
-                raise disconnected(closed=True)
-            await self._up.wait()
 
     def new_inbox(self) -> str:
         return self._broker._new_inbox()
 
     def disconnect(self) -> None:
         """As if the network to the broker were cut: waiting requests fail at once, messages pass it by."""
-        self._outages += self._up.is_set()
-        self._up.clear()
-        self._fail_waiting()
-
-    def reconnect(self) -> None:
-        if not self._closed:
-            self._up.set()
+        self._lose()
 
     async def publish(
         self, subject: str, data: bytes, *, reply: str | None = None, headers: Mapping[str, str] | None = None
@@ -153,9 +130,7 @@ class MemoryBus:
     async def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
-        self._fail_waiting()
-        self._up.set()  # whoever waits for a connection is told that there will be none
+        self._shut()
         for interest in list(self._interests):
             interest.pending.end()
             self._withdraw(interest.pending)
@@ -176,15 +151,6 @@ class MemoryBus:
                 self._broker._table.remove(interest)
                 pending.end()
                 return
-
-    def _check_connected(self) -> None:
-        if not self.connected:
-            raise disconnected(closed=self._closed)
-
-    def _fail_waiting(self) -> None:
-        for answer in self._waiting:
-            if not answer.done():
-                answer.set_exception(disconnected(closed=self._closed))
 
 
 class _MemorySubscription(PendingMessages):

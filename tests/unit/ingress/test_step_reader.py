@@ -144,4 +144,6 @@ def test_steps_that_came_together_are_taken_as_one_by_one(said: list[bytes]) -> 
             world.reader.take(steps[first : first + at_once])
         return await world.found()
 
-    assert asyncio.run(run(len(said))) == asyncio.run(run(1))
+    one_by_one = asyncio.run(run(1))
+    assert asyncio.run(run(len(said))) == one_by_one
+    assert one_by_one["malformed"] == ["events"] * said.count(b"noise")
